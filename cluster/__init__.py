@@ -1,0 +1,1 @@
+"""Headway's cluster side: scheduling, routing and the serving path."""

@@ -1,0 +1,95 @@
+"""Configuration: read once, frozen, refused with the limit and the value when impossible."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from cluster.core.errors import ConfigError
+
+
+def blocks_for(tokens: int, block_size: int) -> int:
+    """KV blocks that hold `tokens` positions."""
+    return -(-tokens // block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Limits of one engine's scheduler.
+
+    max_num_batched_tokens: tokens computed per step at most (the step's token budget).
+    max_num_seqs: sequences running at once at most.
+    block_size: KV positions per block. num_blocks: usable blocks (the null block is extra).
+    max_model_len: prompt + output tokens of one sequence at most.
+    watermark: share of the pool kept free when a sequence is admitted, so that the running
+    ones can grow before the next preemption (1% to 5% cut preemptions several times over).
+    max_preemptions: how often one sequence may be preempted before it is protected.
+    """
+
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    block_size: int
+    num_blocks: int
+    max_model_len: int
+    watermark: float = 0.02
+    max_preemptions: int = 4
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_batched_tokens", "max_num_seqs", "block_size", "num_blocks"):
+            _at_least(name, getattr(self, name), 1)
+        _at_least("max_model_len", self.max_model_len, 2)
+        _at_least("max_preemptions", self.max_preemptions, 0)
+        if not (math.isfinite(self.watermark) and 0.0 <= self.watermark < 1.0):
+            raise ConfigError(f"watermark must be in [0, 1), got {self.watermark!r}")
+
+    @property
+    def watermark_blocks(self) -> int:
+        return math.ceil(self.watermark * self.num_blocks)
+
+    @property
+    def pool_tokens(self) -> int:
+        return self.num_blocks * self.block_size
+
+    @property
+    def max_sequence_len(self) -> int:
+        """Longest sequence (prompt + output) that this engine can ever finish."""
+        return min(self.max_model_len, self.pool_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """What one worker needs to load a model and allocate its KV cache.
+
+    model: path of a Hugging Face folder. dtype: "auto" (as the weights were saved; fp16 becomes
+    bf16 on CPU), "float32", "bfloat16" or "float16". device: "auto", "cpu" or "cuda".
+    num_blocks: usable KV blocks, or None to take `kv_memory_share` of the free memory.
+    threads: intra-op threads on CPU; more than one only pays on cores that nobody else uses.
+    max_model_len: None takes the model's own limit.
+    """
+
+    model: str
+    dtype: str = "auto"
+    device: str = "auto"
+    attention_backend: str = "auto"
+    block_size: int = 16
+    num_blocks: int | None = None
+    kv_memory_share: float = 0.3
+    max_num_batched_tokens: int = 512
+    max_num_seqs: int = 32
+    max_model_len: int | None = None
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "max_num_batched_tokens", "max_num_seqs", "threads"):
+            _at_least(name, getattr(self, name), 1)
+        if self.num_blocks is not None:
+            _at_least("num_blocks", self.num_blocks, 1)
+        if self.max_model_len is not None:
+            _at_least("max_model_len", self.max_model_len, 2)
+        if not (math.isfinite(self.kv_memory_share) and 0.0 < self.kv_memory_share <= 0.95):
+            raise ConfigError(f"kv_memory_share must be in (0, 0.95], got {self.kv_memory_share!r}")
+
+
+def _at_least(name: str, value: int, low: int) -> None:
+    if value < low:
+        raise ConfigError(f"{name} must be at least {low}, got {value}")

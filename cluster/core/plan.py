@@ -1,0 +1,76 @@
+"""What the scheduler asks of an executor in one step, and what comes back.
+
+Workers keep, per sequence, its token ids and its block table; the plan therefore carries
+differences only: whole sequences when they come in (first admission and replay look the
+same), and for every row just the blocks it gains. All types are flat tuples and lists of
+integers, so that they travel as msgpack unchanged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from cluster.core.ids import BlockId, SequenceId, TokenId
+from cluster.core.sampling import SamplingParams
+
+
+class NewSequence(NamedTuple):
+    """A sequence whose tokens the workers do not hold yet (or hold no longer).
+
+    token_ids: prompt followed by the tokens emitted so far. The next output index is
+    ``len(token_ids) - prompt_len``; it is 0 for a fresh request and more in a replay.
+    """
+
+    seq_id: SequenceId
+    token_ids: list[TokenId]
+    prompt_len: int
+    sampling: SamplingParams
+
+
+class Row(NamedTuple):
+    """One sequence's share of a step: compute KV for positions [start, start + count).
+
+    new_blocks are appended to the sequence's block table before the step runs; the table
+    then covers start + count positions. `samples` is true when the row reaches the last
+    known token, so that its logits give the next one. A decode is a row with count 1 that samples.
+    """
+
+    seq_id: SequenceId
+    start: int
+    count: int
+    samples: bool
+    new_blocks: list[BlockId]
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One forward pass over a flattened mixed batch.
+
+    Order of effects at the executor: forget `released`, take in `admitted`, then run `rows`
+    as one batch. Rows that decode come first. `num_tokens` is the sum of the counts.
+    A sequence may be in `released` and `admitted` of one plan (preempted, then replayed).
+    """
+
+    step: int
+    rows: list[Row]
+    admitted: list[NewSequence] = field(default_factory=list)
+    released: list[SequenceId] = field(default_factory=list)
+    num_decodes: int = 0
+    num_tokens: int = 0
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What a step produced.
+
+    token_ids: one id per row with `samples`, in row order. The executor has already appended
+    each to its own copy of the sequence.
+    failed: seq_id -> reason, for rows whose logits gave no token (not finite); their entry in
+    token_ids is -1. elapsed_s: seconds the step took on the executor.
+    """
+
+    step: int
+    token_ids: list[TokenId]
+    elapsed_s: float = 0.0
+    failed: dict[SequenceId, str] = field(default_factory=dict)

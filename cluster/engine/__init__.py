@@ -1,0 +1,1 @@
+"""One engine: the step loop around the scheduler and an executor. No Ray, no gRPC, no torch."""

@@ -1,0 +1,104 @@
+"""What the front door sees of the system: open a request, read its tokens, close it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from cluster.core.ids import TokenId
+from cluster.core.modelinfo import ModelInfo
+from cluster.core.outcome import FinishReason
+from cluster.core.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """A validated request: everything that decides which tokens come out.
+
+    prompt_ids: at least one, each inside the vocabulary. sampling: fully resolved, seed included.
+    """
+
+    request_id: str
+    prompt_ids: tuple[TokenId, ...]
+    sampling: SamplingParams
+
+
+class TokenBatch(NamedTuple):
+    """Tokens [first_index, first_index + len(token_ids)) of the output, in order.
+
+    A slow reader gets several steps' tokens in one batch; nothing is dropped. `finish` is set
+    on the last batch of a stream and only there (that batch may be empty). emit_time_s: wall clock
+    (Unix seconds) at which the engine emitted the newest of them.
+    """
+
+    first_index: int
+    token_ids: list[TokenId]
+    emit_time_s: float
+    finish: FinishReason | None
+
+
+@dataclass(slots=True)
+class StreamTiming:
+    """Where a request's time went, in seconds; None until it is known."""
+
+    queue_s: float | None = None
+    """From open() to the first step that worked on it."""
+    first_token_s: float | None = None
+    """From open() to the first token's arrival at the router."""
+    total_s: float | None = None
+    preemptions: int = 0
+    """How often its KV blocks were taken away and recomputed on its engine."""
+    replays: int = 0
+    """How often it was moved to another engine (or a restarted one)."""
+
+
+class TokenStream(Protocol):
+    """One request in flight. One reader."""
+
+    timing: StreamTiming
+
+    async def next(self) -> TokenBatch:
+        """All tokens that have come since the last call; waits for the first.
+
+        After a batch with `finish` the stream is over and next() must not be called again.
+        Raises the HeadwayError that ended the stream (Unavailable, SequenceFailed, SlowReader, ...).
+        """
+
+    def close(self) -> None:
+        """Give the request up and free what it holds. Idempotent, never blocks, never raises;
+        call it in a `finally`."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """One engine as the router sees it in its newest frame."""
+
+    engine_id: str
+    address: str
+    epoch: int
+    connected: bool
+    blocks_total: int
+    blocks_free: int
+    running: int
+    waiting: int
+    step: int
+    tokens_per_s: float
+    preemptions: int
+    frame_age_s: float
+    """Seconds since its newest frame."""
+
+
+class TokenSource(Protocol):
+    """What the gateway needs from the router's middle; implemented by router.dispatcher.Dispatcher."""
+
+    @property
+    def model(self) -> ModelInfo | None:
+        """The model that the fleet serves; None until a first engine is connected."""
+
+    def ready(self) -> bool:
+        """True while at least one engine is connected and alive."""
+
+    async def open(self, request: GenerationRequest) -> TokenStream:
+        """Place the request. Raises InvalidRequest (can never fit), Overloaded or Unavailable."""
+
+    def engines(self) -> list[EngineStatus]: ...
