@@ -23,7 +23,8 @@ class SchedulerConfig:
     max_model_len: prompt + output tokens of one sequence at most.
     watermark: share of the pool kept free when a sequence is admitted, so that the running
     ones can grow before the next preemption (1% to 5% cut preemptions several times over).
-    max_preemptions: how often one sequence may be preempted before it is protected.
+    max_preemptions: how often one sequence may be preempted before it is protected; 0 gives every
+    sequence its whole life's blocks at admission, so that nothing is ever preempted.
     """
 
     max_num_batched_tokens: int

@@ -1,0 +1,1 @@
+"""Batching policies: siblings that fill one step's draft each in their own way."""

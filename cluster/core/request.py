@@ -1,0 +1,56 @@
+"""A request as an engine sees it: a token log to be continued."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cluster.core.errors import InvalidRequest
+from cluster.core.ids import TokenId
+from cluster.core.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """Prompt, sampling parameters, and what was emitted before (elsewhere or earlier).
+
+    emitted_ids is empty for a fresh request. In a replay it holds every token that the log's
+    owner has accepted; the engine goes on at output index ``len(emitted_ids)``.
+    """
+
+    prompt_ids: tuple[TokenId, ...]
+    sampling: SamplingParams
+    emitted_ids: tuple[TokenId, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.prompt_ids:
+            raise InvalidRequest.single("prompt", "must have at least one token")
+        if len(self.emitted_ids) >= self.sampling.max_tokens:
+            raise InvalidRequest.single(
+                "emitted",
+                f"{len(self.emitted_ids)} tokens are emitted already, "
+                f"max_tokens is {self.sampling.max_tokens}",
+            )
+
+    @property
+    def max_total(self) -> int:
+        """Prompt + output tokens of the finished sequence at most."""
+        return len(self.prompt_ids) + self.sampling.max_tokens
+
+
+def check_fits(request: EngineRequest, limit: int) -> None:
+    """Refuse at the door what could never finish.
+
+    limit: prompt + output tokens at most (the model's length or the KV pool, whichever is less).
+    """
+    if request.max_total <= limit:
+        return
+    prompt, output = len(request.prompt_ids), request.sampling.max_tokens
+    if prompt >= limit:
+        raise InvalidRequest.single(
+            "prompt", f"{prompt} tokens leave no room for output: prompt + output may be {limit}"
+        )
+    raise InvalidRequest.single(
+        "sampling.max_tokens",
+        f"prompt ({prompt}) + max_tokens ({output}) = {request.max_total} tokens, limit {limit}; "
+        f"max_tokens may be {limit - prompt} here",
+    )

@@ -1,0 +1,84 @@
+"""A request in the scheduler's hands: `computed` tokens catch up with `total` tokens."""
+
+from __future__ import annotations
+
+from cluster.core.ids import BlockId, SequenceId, TokenId
+from cluster.core.lifecycle import Event, State, advance
+from cluster.core.request import EngineRequest
+from cluster.core.sampling import SamplingParams
+
+
+class Sequence:
+    """Mutable state of one request on one engine. Owned by the scheduler alone.
+
+    tokens: prompt + emitted ids. computed: positions whose KV is in `blocks`; always less than
+    len(tokens), since the newest token's KV is computed by the step that samples the next one.
+    capacity: positions that `blocks` hold. rank: arrival order; the smaller goes first.
+    recomputed: positions whose KV was thrown away and had to be computed again.
+    served_step: the newest step that had a share for it.
+    """
+
+    __slots__ = (
+        "admitted_s",
+        "arrival_s",
+        "blocks",
+        "capacity",
+        "computed",
+        "max_total",
+        "preemptions",
+        "prompt_len",
+        "rank",
+        "recomputed",
+        "sampling",
+        "seq_id",
+        "served_step",
+        "state",
+        "stop_ids",
+        "tokens",
+    )
+
+    def __init__(self, seq_id: SequenceId, request: EngineRequest, arrival_s: float) -> None:
+        self.seq_id = seq_id
+        self.rank = seq_id
+        self.sampling: SamplingParams = request.sampling
+        self.stop_ids = frozenset(request.sampling.stop_token_ids)
+        self.tokens: list[TokenId] = [*request.prompt_ids, *request.emitted_ids]
+        self.prompt_len = len(request.prompt_ids)
+        self.max_total = request.max_total
+        self.state = State.WAITING
+        self.computed = 0
+        self.blocks: list[BlockId] = []
+        self.capacity = 0
+        self.preemptions = 0
+        self.recomputed = 0
+        self.served_step = 0
+        self.arrival_s = arrival_s
+        self.admitted_s: float | None = None
+
+    @property
+    def total(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def remaining(self) -> int:
+        """Tokens to compute until the next one can be sampled; 1 is a decode."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def emitted(self) -> int:
+        """Output tokens so far, those of earlier runs included."""
+        return len(self.tokens) - self.prompt_len
+
+    def apply(self, event: Event) -> None:
+        self.state = advance(self.state, event)
+
+    def grant(self, blocks: list[BlockId], block_size: int) -> None:
+        self.blocks.extend(blocks)
+        self.capacity = len(self.blocks) * block_size
+
+    def surrender(self) -> list[BlockId]:
+        """Give up every block and with them everything computed."""
+        blocks, self.blocks = self.blocks, []
+        self.capacity = 0
+        self.computed = 0
+        return blocks

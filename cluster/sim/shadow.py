@@ -1,0 +1,155 @@
+"""The content oracle: an executor whose KV cache records what was written where.
+
+Counters alone miss two kinds of bug: a victim's work left in the plan, and a computed count kept
+after preemption. Here every slot remembers (sequence, position, token), every step reads the
+whole context back through the block table, and a token is a function of the context that was
+read: a wrong read is reported, and even one that was not would change the tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from cluster.core.errors import InvariantViolation
+from cluster.core.ids import BlockId, SequenceId, TokenId
+from cluster.core.modelinfo import ModelInfo
+from cluster.core.plan import NewSequence, Row, StepPlan, StepResult
+from cluster.core.sampling import SamplingParams, counter_uniform
+
+
+class Slot(NamedTuple):
+    seq_id: SequenceId
+    position: int
+    token: TokenId
+
+
+@dataclass(slots=True)
+class ShadowSequence:
+    tokens: list[TokenId]
+    prompt_len: int
+    sampling: SamplingParams
+    blocks: list[BlockId] = field(default_factory=list)
+
+
+def reference_token(
+    context: list[TokenId], sampling: SamplingParams, index: int, vocab: int
+) -> int:
+    """The toy model: the next token depends on every token of the context and, unless greedy, on
+    (seed, index). 64-bit FNV-1a over the ids."""
+    state = 0xCBF29CE484222325
+    for token in context:
+        state = ((state ^ (token + 1)) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
+    if not sampling.greedy:
+        state ^= int(counter_uniform(sampling.seed, index) * (1 << 53))
+    token = (state ^ (state >> 29)) % vocab
+    if index < sampling.min_tokens:
+        while token in sampling.stop_token_ids:
+            token = (token + 1) % vocab
+    return token
+
+
+def reference_output(prompt: list[TokenId], sampling: SamplingParams, vocab: int) -> list[TokenId]:
+    """What the toy model says to `prompt`, run alone and without any cache."""
+    context, output = list(prompt), []
+    while len(output) < sampling.max_tokens:
+        token = reference_token(context, sampling, len(output), vocab)
+        output.append(token)
+        context.append(token)
+        if token in sampling.stop_token_ids and len(output) >= sampling.min_tokens:
+            break
+    return output
+
+
+@dataclass(slots=True)
+class FinishedStep:
+    result: StepResult
+
+    def wait(self) -> StepResult:
+        return self.result
+
+
+class ShadowExecutor:
+    """Implements the Executor protocol over the recording cache.
+
+    Raises InvariantViolation at the first read that does not find what its sequence wrote.
+    """
+
+    def __init__(
+        self, *, num_blocks: int, block_size: int, vocab: int = 97, max_len: int = 1 << 20
+    ):
+        self.slots: list[Slot | None] = [None] * ((num_blocks + 1) * block_size)
+        self.sequences: dict[SequenceId, ShadowSequence] = {}
+        self.steps = 0
+        self._block_size = block_size
+        self._vocab = vocab
+        self._info = ModelInfo(
+            name="shadow",
+            architecture="ShadowModel",
+            fingerprint=f"shadow-{vocab}",
+            dtype="int",
+            device="cpu",
+            vocab_size=vocab,
+            max_model_len=max_len,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            kv_bytes_per_token=0,
+            weight_bytes=0,
+        )
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    def submit(self, plan: StepPlan) -> FinishedStep:
+        for seq_id in plan.released:
+            self.sequences.pop(seq_id, None)
+        for new in plan.admitted:
+            self._take_in(new)
+        for row in plan.rows:
+            self._write(row)
+        tokens = [self._sample(row) for row in plan.rows if row.samples]
+        self.steps += 1
+        return FinishedStep(StepResult(step=plan.step, token_ids=tokens))
+
+    def close(self) -> None:
+        self.sequences.clear()
+
+    def _take_in(self, new: NewSequence) -> None:
+        if new.seq_id in self.sequences:
+            raise InvariantViolation(f"sequence {new.seq_id} is admitted but was not released")
+        self.sequences[new.seq_id] = ShadowSequence(
+            list(new.token_ids), new.prompt_len, new.sampling
+        )
+
+    def _write(self, row: Row) -> None:
+        sequence = self.sequences[row.seq_id]
+        sequence.blocks.extend(row.new_blocks)
+        end = row.start + row.count
+        if end > len(sequence.blocks) * self._block_size:
+            raise InvariantViolation(f"sequence {row.seq_id}: its blocks do not reach {end}")
+        if row.samples != (end == len(sequence.tokens)):
+            raise InvariantViolation(f"sequence {row.seq_id}: samples at {end} is wrong")
+        for position in range(row.start, end):
+            self.slots[self._slot(sequence, position)] = Slot(
+                row.seq_id, position, sequence.tokens[position]
+            )
+
+    def _sample(self, row: Row) -> TokenId:
+        sequence = self.sequences[row.seq_id]
+        context = [self._read(row.seq_id, sequence, p) for p in range(len(sequence.tokens))]
+        index = len(sequence.tokens) - sequence.prompt_len
+        token = reference_token(context, sequence.sampling, index, self._vocab)
+        sequence.tokens.append(token)
+        return token
+
+    def _read(self, seq_id: SequenceId, sequence: ShadowSequence, position: int) -> TokenId:
+        slot = self.slots[self._slot(sequence, position)]
+        expected = Slot(seq_id, position, sequence.tokens[position])
+        if slot != expected:
+            raise InvariantViolation(f"KV read finds {slot}, expected {expected}")
+        return expected.token
+
+    def _slot(self, sequence: ShadowSequence, position: int) -> int:
+        block = sequence.blocks[position // self._block_size]
+        return block * self._block_size + position % self._block_size
