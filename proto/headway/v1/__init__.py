@@ -1,0 +1,1 @@
+"""Generated messages and stubs of the wire contract. Regenerate with `python proto/generate.py`."""

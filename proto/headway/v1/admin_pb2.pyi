@@ -1,0 +1,62 @@
+from headway.v1 import inference_pb2 as _inference_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class GetStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetStatusResponse(_message.Message):
+    __slots__ = ("router", "model", "engines")
+    ROUTER_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    ENGINES_FIELD_NUMBER: _ClassVar[int]
+    router: RouterStatus
+    model: _inference_pb2.Model
+    engines: _containers.RepeatedCompositeFieldContainer[EngineStatus]
+    def __init__(self, router: _Optional[_Union[RouterStatus, _Mapping]] = ..., model: _Optional[_Union[_inference_pb2.Model, _Mapping]] = ..., engines: _Optional[_Iterable[_Union[EngineStatus, _Mapping]]] = ...) -> None: ...
+
+class RouterStatus(_message.Message):
+    __slots__ = ("version", "uptime_s", "active_streams", "ready")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_S_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_STREAMS_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    uptime_s: float
+    active_streams: int
+    ready: bool
+    def __init__(self, version: _Optional[str] = ..., uptime_s: _Optional[float] = ..., active_streams: _Optional[int] = ..., ready: bool = ...) -> None: ...
+
+class EngineStatus(_message.Message):
+    __slots__ = ("engine_id", "address", "epoch", "connected", "blocks_total", "blocks_free", "running", "waiting", "step", "tokens_per_s", "preemptions", "frame_age_s")
+    ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FREE_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    FRAME_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    engine_id: str
+    address: str
+    epoch: int
+    connected: bool
+    blocks_total: int
+    blocks_free: int
+    running: int
+    waiting: int
+    step: int
+    tokens_per_s: float
+    preemptions: int
+    frame_age_s: float
+    def __init__(self, engine_id: _Optional[str] = ..., address: _Optional[str] = ..., epoch: _Optional[int] = ..., connected: bool = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., step: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., preemptions: _Optional[int] = ..., frame_age_s: _Optional[float] = ...) -> None: ...
