@@ -72,6 +72,10 @@ def _check_states(scheduler: Scheduler) -> None:
     )
     waiting = list(scheduler.queue)
     _require(len(waiting) == len(scheduler.queue), "the queue miscounts itself")
+    _require(
+        scheduler.queue.tokens == sum(s.total for s in waiting),
+        "the queue's token count is wrong",
+    )
     placed = Counter(s.seq_id for s in [*running, *waiting])
     for sequence in scheduler.sequences():
         expected = 0 if sequence.state is State.PAUSED else 1

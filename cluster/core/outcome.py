@@ -21,6 +21,6 @@ class Outcome(NamedTuple):
     """One token that a step emitted for one sequence; `index` counts output tokens from 0."""
 
     seq_id: SequenceId
-    index: int
+    index: int  # type: ignore[assignment]  # a field here; nobody needs tuple.index
     token_id: TokenId
     finish: FinishReason | None

@@ -38,7 +38,7 @@ class Row(NamedTuple):
 
     seq_id: SequenceId
     start: int
-    count: int
+    count: int  # type: ignore[assignment]  # a field here; nobody needs tuple.count
     samples: bool
     new_blocks: list[BlockId]
 

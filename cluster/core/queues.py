@@ -16,6 +16,10 @@ class WaitingQueue(Protocol):
 
     def __len__(self) -> int: ...
 
+    @property
+    def tokens(self) -> int:
+        """Tokens (prompt + emitted) of all that wait, in O(1)."""
+
     def __iter__(self) -> Iterator[Sequence]: ...
 
     def push(self, sequence: Sequence) -> None:
@@ -38,9 +42,14 @@ class FcfsQueue:
     def __init__(self) -> None:
         self._returning: list[Sequence] = []
         self._new: OrderedDict[SequenceId, Sequence] = OrderedDict()
+        self._tokens = 0
 
     def __len__(self) -> int:
         return len(self._returning) + len(self._new)
+
+    @property
+    def tokens(self) -> int:
+        return self._tokens
 
     def __iter__(self) -> Iterator[Sequence]:
         yield from self._returning
@@ -48,9 +57,11 @@ class FcfsQueue:
 
     def push(self, sequence: Sequence) -> None:
         self._new[sequence.seq_id] = sequence
+        self._tokens += sequence.total
 
     def push_returning(self, sequence: Sequence) -> None:
         insort(self._returning, sequence, key=lambda s: s.rank)
+        self._tokens += sequence.total
 
     def peek(self) -> Sequence | None:
         if self._returning:
@@ -58,10 +69,11 @@ class FcfsQueue:
         return next(iter(self._new.values()), None)
 
     def pop(self) -> Sequence:
-        if self._returning:
-            return self._returning.pop(0)
-        return self._new.popitem(last=False)[1]
+        sequence = self._returning.pop(0) if self._returning else self._new.popitem(last=False)[1]
+        self._tokens -= sequence.total
+        return sequence
 
     def remove(self, sequence: Sequence) -> None:
         if self._new.pop(sequence.seq_id, None) is None:
             self._returning.remove(sequence)
+        self._tokens -= sequence.total

@@ -81,14 +81,14 @@ class Scheduler:
 
     # -- requests ------------------------------------------------------------------------------
 
-    def add(self, request: EngineRequest, now: float) -> SequenceId:
+    def add(self, request: EngineRequest, now: float) -> Sequence:
         """Queue a request. Raises InvalidRequest if it could never finish here."""
         check_fits(request, self.config.max_sequence_len)
         sequence = Sequence(self._next_id, request, now)
         self._next_id += 1
         self._sequences[sequence.seq_id] = sequence
         self.queue.push(sequence)
-        return sequence.seq_id
+        return sequence
 
     def get(self, seq_id: SequenceId) -> Sequence | None:
         """The live sequence of that id; None once it is finished."""

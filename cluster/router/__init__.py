@@ -1,1 +1,1 @@
-"""The router's middle: token logs, the choice of engine, and the links to the engines. asyncio only."""
+"""The router's middle: token logs, the choice of engine, the links to the engines. asyncio only."""

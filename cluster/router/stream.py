@@ -61,7 +61,7 @@ class TokenStream(Protocol):
         """All tokens that have come since the last call; waits for the first.
 
         After a batch with `finish` the stream is over and next() must not be called again.
-        Raises the HeadwayError that ended the stream (Unavailable, SequenceFailed, SlowReader, ...).
+        Raises the HeadwayError that ended the stream: Unavailable, SequenceFailed, SlowReader, ...
         """
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ class EngineStatus:
 
 
 class TokenSource(Protocol):
-    """What the gateway needs from the router's middle; implemented by router.dispatcher.Dispatcher."""
+    """What the gateway needs from the router's middle (router.dispatcher.Dispatcher)."""
 
     @property
     def model(self) -> ModelInfo | None:

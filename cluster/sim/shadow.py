@@ -51,7 +51,8 @@ def reference_token(
 
 def reference_output(prompt: list[TokenId], sampling: SamplingParams, vocab: int) -> list[TokenId]:
     """What the toy model says to `prompt`, run alone and without any cache."""
-    context, output = list(prompt), []
+    context = list(prompt)
+    output: list[TokenId] = []
     while len(output) < sampling.max_tokens:
         token = reference_token(context, sampling, len(output), vocab)
         output.append(token)

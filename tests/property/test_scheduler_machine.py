@@ -88,7 +88,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         already = full[: min(emitted, len(full) - 1)]
         request = EngineRequest(tuple(prompt), sampling, tuple(already))
         try:
-            seq_id = self.scheduler.add(request, self.now)
+            seq_id = self.scheduler.add(request, self.now).seq_id
         except InvalidRequest:
             assert request.max_total > self.config.max_sequence_len
             return -1

@@ -1,0 +1,160 @@
+"""An engine without threads or sockets: streams in, plans out, results in, reports out.
+
+The thread in engine.loop drives it in real time, the simulator in virtual time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from cluster.core.errors import InvalidRequest
+from cluster.core.ids import SequenceId, TokenId
+from cluster.core.invariants import check_idle
+from cluster.core.load import EngineLoad
+from cluster.core.outcome import FinishReason
+from cluster.core.plan import StepPlan, StepResult
+from cluster.core.request import EngineRequest
+from cluster.core.scheduler import Scheduler
+from cluster.core.sequence import Sequence
+from cluster.engine.rate import RateMeter
+
+ConnectionId: TypeAlias = int
+"""Which router; numbered by the engine's hop server."""
+
+
+class StreamKey(NamedTuple):
+    """A stream as an engine knows it: the router's connection and the router's number in it."""
+
+    connection: ConnectionId
+    stream: int
+
+
+class StreamStats(NamedTuple):
+    """What a finished stream cost. queue_s: from arrival to the first step that worked on it."""
+
+    queue_s: float
+    preemptions: int
+    recomputed_tokens: int
+
+
+class StreamTokens(NamedTuple):
+    """Tokens of one stream in one step; stats come with the finish."""
+
+    key: StreamKey
+    first_index: int
+    token_ids: list[TokenId]
+    finish: FinishReason | None
+    stats: StreamStats | None
+
+
+class StreamFailure(NamedTuple):
+    """A stream that ends without a finish. invalid: (field, description) pairs when the request
+    itself was refused, empty when the engine failed it."""
+
+    key: StreamKey
+    reason: str
+    invalid: list[tuple[str, str]]
+
+
+@dataclass(slots=True)
+class StepReport:
+    """All that a step (or a refusal between steps) has to tell the routers."""
+
+    load: EngineLoad
+    tokens: list[StreamTokens]
+    failures: list[StreamFailure]
+
+
+class EngineCore:
+    """Maps streams to sequences and steps the scheduler. Owned by one thread."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self._streams: dict[StreamKey, SequenceId] = {}
+        self._keys: dict[SequenceId, StreamKey] = {}
+        self._sequences: dict[SequenceId, Sequence] = {}
+        self._rate = RateMeter()
+
+    # -- commands ------------------------------------------------------------------------------
+
+    def submit(self, key: StreamKey, request: EngineRequest, now: float) -> StreamFailure | None:
+        """Queue a stream's request; a refusal if it can never fit."""
+        try:
+            sequence = self.scheduler.add(request, now)
+        except InvalidRequest as error:
+            invalid = [(v.field, v.description) for v in error.violations]
+            return StreamFailure(key, str(error), invalid)
+        self._streams[key] = sequence.seq_id
+        self._keys[sequence.seq_id] = key
+        self._sequences[sequence.seq_id] = sequence
+        return None
+
+    def abort(self, key: StreamKey) -> None:
+        """Idempotent; unknown streams (finished meanwhile) are passed over."""
+        seq_id = self._streams.get(key)
+        if seq_id is not None:
+            self.scheduler.abort(seq_id)
+            self._forget(seq_id)
+
+    def pause(self, key: StreamKey) -> None:
+        if (seq_id := self._streams.get(key)) is not None:
+            self.scheduler.pause(seq_id)
+
+    def resume(self, key: StreamKey) -> None:
+        if (seq_id := self._streams.get(key)) is not None:
+            self.scheduler.resume(seq_id)
+
+    def drop_connection(self, connection: ConnectionId) -> None:
+        """A router is gone: nobody will read its streams."""
+        for key in [k for k in self._streams if k.connection == connection]:
+            self.abort(key)
+
+    # -- steps ---------------------------------------------------------------------------------
+
+    def begin_step(self, now: float) -> StepPlan | None:
+        """The next plan; None when there is nothing to run. Checks the books when idle."""
+        plan = self.scheduler.plan(now)
+        if plan is None and len(self.scheduler) == 0:
+            check_idle(self.scheduler)
+        return plan
+
+    def complete_step(self, result: StepResult, now: float) -> StepReport:
+        committed = self.scheduler.commit(result)
+        tokens: list[StreamTokens] = []
+        for seq_id, index, token_id, finish in committed.outcomes:
+            stats = self._final_stats(seq_id) if finish is not None else None
+            tokens.append(StreamTokens(self._keys[seq_id], index, [token_id], finish, stats))
+            if finish is not None:
+                self._forget(seq_id)
+        failures: list[StreamFailure] = []
+        for seq_id, reason in committed.failures:
+            failures.append(StreamFailure(self._keys[seq_id], reason, []))
+            self._forget(seq_id)
+        self._rate.add(now, len(tokens))
+        return StepReport(self.load(now), tokens, failures)
+
+    def load(self, now: float) -> EngineLoad:
+        scheduler = self.scheduler
+        counters = scheduler.counters
+        return EngineLoad(
+            step=counters.steps,
+            blocks_free=scheduler.pool.free,
+            blocks_total=scheduler.pool.num_blocks,
+            running=len(scheduler.running),
+            waiting=len(scheduler.queue),
+            waiting_tokens=scheduler.queue.tokens,
+            tokens_per_s=self._rate.per_second(now),
+            emitted_tokens=counters.emitted_tokens,
+            preemptions=counters.preemptions,
+            recomputed_tokens=counters.recomputed_tokens,
+        )
+
+    def _final_stats(self, seq_id: SequenceId) -> StreamStats:
+        sequence = self._sequences[seq_id]
+        queued = (sequence.admitted_s or sequence.arrival_s) - sequence.arrival_s
+        return StreamStats(queued, sequence.preemptions, sequence.recomputed)
+
+    def _forget(self, seq_id: SequenceId) -> None:
+        del self._streams[self._keys.pop(seq_id)]
+        del self._sequences[seq_id]

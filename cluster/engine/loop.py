@@ -1,0 +1,170 @@
+"""The step loop, in a thread of its own: commands in, reports out, one step after the other."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from cluster.core.load import EngineLoad
+from cluster.core.request import EngineRequest
+from cluster.engine.core import (
+    ConnectionId,
+    EngineCore,
+    StepReport,
+    StreamFailure,
+    StreamKey,
+)
+from cluster.engine.executor import Executor
+
+logger = logging.getLogger(__name__)
+
+IDLE_WAIT_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    key: StreamKey
+    request: EngineRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    key: StreamKey
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    key: StreamKey
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    key: StreamKey
+
+
+@dataclass(frozen=True, slots=True)
+class DropConnection:
+    connection: ConnectionId
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    pass
+
+
+Command: TypeAlias = Submit | Abort | Pause | Resume | DropConnection | Stop
+
+
+class EngineLoop:
+    """Owns the engine core and the executor; everybody else talks to it through post().
+
+    publish is called in the loop's thread, once per step and per refusal; it must not block.
+    on_death is called once, in the loop's thread, if a step raises: KV contents are then unknown,
+    so the engine is over and its streams are replayed elsewhere.
+    """
+
+    def __init__(
+        self,
+        core: EngineCore,
+        executor: Executor,
+        publish: Callable[[StepReport], None],
+        on_death: Callable[[BaseException], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._core = core
+        self._executor = executor
+        self._publish = publish
+        self._on_death = on_death
+        self._clock = clock
+        self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._stopping = False
+        self._busy_since: float | None = None
+        self.failure: BaseException | None = None
+        self.load: EngineLoad = core.load(clock())
+        """Newest load; replaced whole, so any thread may read it."""
+        self._thread = threading.Thread(target=self._run, name="engine-loop", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def post(self, command: Command) -> None:
+        """Hand over a command; it takes effect before the next plan. Thread-safe."""
+        self._inbox.put(command)
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """End the loop after the step under way; streams still open get nothing more."""
+        self.post(Stop())
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            logger.error("engine loop did not end within %.0f s", timeout_s)
+        else:
+            self._executor.close()
+
+    def stalled_for(self) -> float:
+        """Seconds since work has been present without a step getting done; 0 when all is well."""
+        since = self._busy_since
+        return 0.0 if since is None else self._clock() - since
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._turn()
+        except BaseException as error:
+            self.failure = error
+            logger.exception("engine loop died at step %d", self.load.step)
+            self._on_death(error)
+
+    def _turn(self) -> None:
+        self._drain_inbox()
+        if self._stopping:
+            return
+        self._busy_since = self._busy_since or self._clock()
+        plan = self._core.begin_step(self._clock())
+        if plan is None:
+            self._busy_since = None
+            self.load = self._core.load(self._clock())
+            self._wait_for_command()
+            return
+        result = self._executor.submit(plan).wait()
+        report = self._core.complete_step(result, self._clock())
+        self._busy_since = None
+        self.load = report.load
+        self._publish(report)
+
+    def _drain_inbox(self) -> None:
+        while True:
+            try:
+                command = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            self._apply(command)
+
+    def _wait_for_command(self) -> None:
+        try:
+            self._apply(self._inbox.get(timeout=IDLE_WAIT_S))
+        except queue.Empty:
+            return
+
+    def _apply(self, command: Command) -> None:
+        if isinstance(command, Submit):
+            refusal = self._core.submit(command.key, command.request, self._clock())
+            if refusal is not None:
+                self._refuse(refusal)
+        elif isinstance(command, Abort):
+            self._core.abort(command.key)
+        elif isinstance(command, Pause):
+            self._core.pause(command.key)
+        elif isinstance(command, Resume):
+            self._core.resume(command.key)
+        elif isinstance(command, DropConnection):
+            self._core.drop_connection(command.connection)
+        else:
+            self._stopping = True
+
+    def _refuse(self, refusal: StreamFailure) -> None:
+        self._publish(StepReport(self._core.load(self._clock()), [], [refusal]))

@@ -1,0 +1,1 @@
+"""Decisions that concern several engines. Pure: core only, no clock, no I/O."""

@@ -1,0 +1,111 @@
+"""What travels on the hop. Every message is a MessagePack array that starts with its tag; msgspec
+checks types and lengths while it decodes, so nothing unchecked gets past this file.
+
+Up (router to engine): Hello once, then Submit, Abort, Pause, Resume.
+Down (engine to router): Welcome once, then a Frame per step, or every 200 ms when idle.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+import msgspec
+
+from cluster.core.ids import TokenId
+from cluster.core.load import EngineLoad
+from cluster.core.modelinfo import ModelInfo
+from cluster.core.outcome import FinishReason
+from cluster.core.sampling import SamplingParams
+from cluster.engine.core import StreamStats
+
+PROTOCOL_VERSION = 1
+MAX_FRAME_BYTES = 16 << 20
+"""Larger frames are refused before they are read: a prompt of 1M tokens takes 5 MiB."""
+
+TokenIds: TypeAlias = Annotated[list[TokenId], msgspec.Meta(max_length=1 << 20)]
+Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=1024)]
+StreamId: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=(1 << 62))]
+
+
+class Hello(msgspec.Struct, tag="hello", array_like=True, frozen=True):
+    """A router introduces itself. secret: the cluster's, compared in constant time."""
+
+    version: int
+    router_id: Name
+    secret: Name
+
+
+class Submit(msgspec.Struct, tag="submit", array_like=True, frozen=True):
+    """A token log to be continued; stream ids of a connection only ever grow."""
+
+    stream: StreamId
+    prompt_ids: TokenIds
+    emitted_ids: TokenIds
+    sampling: SamplingParams
+
+
+class Abort(msgspec.Struct, tag="abort", array_like=True, frozen=True):
+    stream: StreamId
+
+
+class Pause(msgspec.Struct, tag="pause", array_like=True, frozen=True):
+    """The stream's reader is slow: give its blocks to others until Resume."""
+
+    stream: StreamId
+
+
+class Resume(msgspec.Struct, tag="resume", array_like=True, frozen=True):
+    stream: StreamId
+
+
+class Welcome(msgspec.Struct, tag="welcome", array_like=True, frozen=True):
+    """epoch: grows with every start of an engine of this id; tokens of older epochs are void.
+    max_sequence_len: prompt + output tokens of one sequence at most, here."""
+
+    version: int
+    engine_id: Name
+    epoch: int
+    model: ModelInfo
+    max_sequence_len: int
+
+
+class Goodbye(msgspec.Struct, tag="goodbye", array_like=True, frozen=True):
+    """The engine refuses the connection, or ends it on purpose."""
+
+    reason: Name
+
+
+class Tokens(msgspec.Struct, tag="t", array_like=True, frozen=True):
+    """One stream's part of a frame."""
+
+    stream: StreamId
+    first_index: int
+    token_ids: TokenIds
+    finish: FinishReason | None = None
+    stats: StreamStats | None = None
+
+
+class Failure(msgspec.Struct, tag="f", array_like=True, frozen=True):
+    """A stream ends without a finish; `invalid` lists (field, description) of a refused request."""
+
+    stream: StreamId
+    reason: str
+    invalid: list[tuple[str, str]]
+
+
+class Frame(msgspec.Struct, tag="frame", array_like=True, frozen=True):
+    """One step for one router; with no tokens it is a heartbeat.
+
+    emit_s: Unix seconds at the engine. seen: the largest stream id whose Submit the load reflects.
+    """
+
+    epoch: int
+    emit_s: float
+    load: EngineLoad
+    seen: int
+    tokens: list[Tokens]
+    failures: list[Failure]
+
+
+Up: TypeAlias = Hello | Submit | Abort | Pause | Resume
+Down: TypeAlias = Welcome | Goodbye | Frame

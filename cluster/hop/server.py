@@ -1,0 +1,234 @@
+"""The engine's side of the hop: takes routers in, turns step reports into their frames."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import time
+from dataclasses import dataclass
+
+from cluster.core.errors import InvalidRequest, WireError
+from cluster.core.load import EngineLoad
+from cluster.core.modelinfo import ModelInfo
+from cluster.core.request import EngineRequest
+from cluster.engine import loop as commands
+from cluster.engine.core import ConnectionId, StepReport, StreamKey
+from cluster.engine.loop import EngineLoop
+from cluster.hop import codec
+from cluster.hop.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    Failure,
+    Frame,
+    Goodbye,
+    Hello,
+    Pause,
+    Resume,
+    Submit,
+    Tokens,
+    Up,
+    Welcome,
+)
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_S = 0.2
+HELLO_TIMEOUT_S = 5.0
+MAX_UNREAD_BYTES = 32 << 20
+"""A router that leaves this much unread is stuck; its connection is cut and its streams freed."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineIdentity:
+    """Who this engine is to routers. secret: shared by the cluster's routers and engines."""
+
+    engine_id: str
+    epoch: int
+    secret: str
+    model: ModelInfo
+    max_sequence_len: int
+
+
+class _Connection:
+    """One router. Frames for it are written without waiting: the loop must not be slowed down."""
+
+    def __init__(self, number: ConnectionId, router_id: str, writer: asyncio.StreamWriter) -> None:
+        self.number = number
+        self.router_id = router_id
+        self.seen = 0
+        self.last_sent_s = 0.0
+        self._writer = writer
+
+    def send(self, frame: Frame, now: float) -> None:
+        transport = self._writer.transport
+        if transport.is_closing():
+            return
+        if transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
+            logger.error("router %s does not read its frames; connection cut", self.router_id)
+            transport.abort()
+            return
+        self._writer.write(codec.encode(frame))
+        self.last_sent_s = now
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class HopServer:
+    """Listens for routers. All methods but publish() belong to one asyncio loop."""
+
+    def __init__(self, identity: EngineIdentity) -> None:
+        self._identity = identity
+        self._connections: dict[ConnectionId, _Connection] = {}
+        self._next_connection = 1
+        self._engine: EngineLoop | None = None
+        self._server: asyncio.Server | None = None
+        self._heartbeat: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def start(self, engine: EngineLoop, host: str, port: int = 0) -> int:
+        """Listen; returns the bound port. The engine loop may already be running."""
+        self._loop = asyncio.get_running_loop()
+        self._engine = engine
+        self._server = await asyncio.start_server(self._serve, host, port)
+        self._heartbeat = asyncio.create_task(self._beat())
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def stop(self, reason: str) -> None:
+        """Say goodbye to every router and close. Their streams go on elsewhere."""
+        if self._server is not None:
+            self._server.close()
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._heartbeat
+        for connection in list(self._connections.values()):
+            with contextlib.suppress(ConnectionError, RuntimeError):
+                connection._writer.write(codec.encode(Goodbye(reason)))
+            connection.close()
+
+    def publish(self, report: StepReport) -> None:
+        """Called by the engine loop's thread after each step."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._distribute, report)
+
+    @property
+    def routers(self) -> list[str]:
+        return [c.router_id for c in self._connections.values()]
+
+    # -- down ----------------------------------------------------------------------------------
+
+    def _distribute(self, report: StepReport) -> None:
+        tokens: dict[ConnectionId, list[Tokens]] = {}
+        for key, first_index, ids, finish, stats in report.tokens:
+            part = Tokens(key.stream, first_index, ids, finish, stats)
+            tokens.setdefault(key.connection, []).append(part)
+        failures: dict[ConnectionId, list[Failure]] = {}
+        for key, reason, invalid in report.failures:
+            failures.setdefault(key.connection, []).append(Failure(key.stream, reason, invalid))
+        now, monotonic = time.time(), time.monotonic()
+        for number, connection in self._connections.items():
+            frame = Frame(
+                epoch=self._identity.epoch,
+                emit_s=now,
+                load=report.load,
+                seen=connection.seen,
+                tokens=tokens.get(number, []),
+                failures=failures.get(number, []),
+            )
+            connection.send(frame, monotonic)
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_S / 2)
+            if self._engine is None:
+                continue
+            now = time.monotonic()
+            for connection in list(self._connections.values()):
+                if now - connection.last_sent_s >= HEARTBEAT_S:
+                    connection.send(self._empty_frame(self._engine.load, connection.seen), now)
+
+    def _empty_frame(self, load: EngineLoad, seen: int) -> Frame:
+        return Frame(self._identity.epoch, time.time(), load, seen, [], [])
+
+    # -- up ------------------------------------------------------------------------------------
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection: _Connection | None = None
+        try:
+            connection = await self._greet(reader, writer)
+            while (body := await codec.read_body(reader)) is not None:
+                self._take(connection, codec.decode_up(body))
+        except WireError as error:
+            logger.warning("connection from a router is closed: %s", error)
+            with contextlib.suppress(ConnectionError, RuntimeError):
+                writer.write(codec.encode(Goodbye(str(error)[:1000])))
+        finally:
+            if connection is not None:
+                self._connections.pop(connection.number, None)
+                self._post(commands.DropConnection(connection.number))
+            writer.close()
+
+    async def _greet(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> _Connection:
+        try:
+            body = await asyncio.wait_for(codec.read_body(reader), HELLO_TIMEOUT_S)
+        except asyncio.TimeoutError:
+            raise WireError(f"no hello within {HELLO_TIMEOUT_S:.0f} s") from None
+        hello = None if body is None else codec.decode_up(body)
+        if not isinstance(hello, Hello):
+            raise WireError("the first message must be a hello")
+        if not hmac.compare_digest(hello.secret.encode(), self._identity.secret.encode()):
+            raise WireError("wrong cluster secret")
+        if hello.version != PROTOCOL_VERSION:
+            raise WireError(f"router speaks version {hello.version}, engine {PROTOCOL_VERSION}")
+        identity = self._identity
+        connection = _Connection(self._next_connection, hello.router_id, writer)
+        self._next_connection += 1
+        welcome = Welcome(
+            version=PROTOCOL_VERSION,
+            engine_id=identity.engine_id,
+            epoch=identity.epoch,
+            model=identity.model,
+            max_sequence_len=identity.max_sequence_len,
+        )
+        writer.write(codec.encode(welcome))
+        self._connections[connection.number] = connection
+        return connection
+
+    def _take(self, connection: _Connection, message: Up) -> None:
+        if isinstance(message, Submit):
+            self._take_submit(connection, message)
+            return
+        if isinstance(message, Hello):
+            raise WireError("a second hello")
+        key = StreamKey(connection.number, message.stream)
+        if isinstance(message, Abort):
+            self._post(commands.Abort(key))
+        elif isinstance(message, Pause):
+            self._post(commands.Pause(key))
+        elif isinstance(message, Resume):
+            self._post(commands.Resume(key))
+
+    def _take_submit(self, connection: _Connection, message: Submit) -> None:
+        if message.stream <= connection.seen:
+            raise WireError(f"stream {message.stream} comes after stream {connection.seen}")
+        vocab_size = self._identity.model.vocab_size
+        ids = (*message.prompt_ids, *message.emitted_ids)
+        if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+            raise WireError(f"stream {message.stream}: token ids must be in [0, {vocab_size})")
+        try:
+            request = EngineRequest(
+                tuple(message.prompt_ids), message.sampling, tuple(message.emitted_ids)
+            )
+        except InvalidRequest as error:
+            raise WireError(f"stream {message.stream}: {error}") from error
+        connection.seen = message.stream
+        self._post(commands.Submit(StreamKey(connection.number, message.stream), request))
+
+    def _post(self, command: commands.Command) -> None:
+        if self._engine is not None:
+            self._engine.post(command)

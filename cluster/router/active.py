@@ -1,0 +1,135 @@
+"""One request in flight at the router: its log, its reader, and where it is being produced."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from cluster.core.errors import HeadwayError, SlowReader
+from cluster.core.outcome import FinishReason
+from cluster.engine.core import StreamStats
+from cluster.fleet.token_log import TokenLog
+from cluster.hop.link import EngineLink
+from cluster.hop.messages import Tokens
+from cluster.router.stream import GenerationRequest, StreamTiming, TokenBatch
+
+
+class Producer:
+    """The engine that works on a log right now: link, stream id there, and the log's epoch."""
+
+    __slots__ = ("epoch", "link", "paused", "stream")
+
+    def __init__(self, link: EngineLink, stream: int, epoch: int) -> None:
+        self.link = link
+        self.stream = stream
+        self.epoch = epoch
+        self.paused = False
+
+
+class ActiveStream:
+    """Implements TokenStream. The log itself is the queue to the reader, so what is unread is
+    bounded by the sequence's length, and by less once the producer is paused.
+
+    on_close: called once when the reader gives up. on_reader: called when the number of unread
+    tokens has gone down.
+    """
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        on_close: Callable[[ActiveStream], None],
+        on_reader: Callable[[ActiveStream], None],
+    ) -> None:
+        self.request = request
+        self.log = TokenLog(request.prompt_ids, request.sampling)
+        self.timing = StreamTiming()
+        self.producer: Producer | None = None
+        self.slow_since_s: float | None = None
+        self._on_close = on_close
+        self._on_reader = on_reader
+        self._opened_s = time.monotonic()
+        self._delivered = 0
+        self._emit_time_s = 0.0
+        self._error: HeadwayError | None = None
+        self._closed = False
+        self._wake = asyncio.Event()
+
+    @property
+    def unread(self) -> int:
+        return len(self.log.emitted) - self._delivered
+
+    @property
+    def over(self) -> bool:
+        """Nothing more will be produced for it."""
+        return self._closed or self._error is not None or self.log.finish is not None
+
+    @property
+    def sequence_len(self) -> int:
+        return len(self.log.prompt_ids) + self.log.sampling.max_tokens
+
+    # -- the producer's side -------------------------------------------------------------------
+
+    def accept(self, part: Tokens, emit_time_s: float) -> None:
+        """Take over a frame's tokens. Raises SequenceGap (see TokenLog.accept)."""
+        if self.producer is None or self.over:
+            return
+        fresh = self.log.accept(self.producer.epoch, part.first_index, part.token_ids, part.finish)
+        if fresh:
+            self._emit_time_s = emit_time_s
+            if self.timing.first_token_s is None:
+                self.timing.first_token_s = self._age()
+        if part.stats is not None:
+            self._book(part.stats)
+        if fresh or self.log.finish is not None:
+            self._wake.set()
+
+    def fail(self, error: HeadwayError) -> None:
+        """End the stream with an error; tokens already in the log are still read first."""
+        if not self.over:
+            self._error = error
+            self.timing.total_s = self._age()
+            self._wake.set()
+
+    def check_reader(self, now: float, limit_s: float) -> None:
+        """Fail the stream if its reader has been too slow for too long."""
+        if self.slow_since_s is not None and now - self.slow_since_s > limit_s:
+            self.fail(
+                SlowReader(
+                    f"the client left {self.unread} tokens unread for {limit_s:.0f} s; "
+                    "read the stream faster or ask for fewer tokens"
+                )
+            )
+
+    def _book(self, stats: StreamStats) -> None:
+        if self.timing.queue_s is None:
+            self.timing.queue_s = stats.queue_s
+        self.timing.preemptions += stats.preemptions
+        self.timing.total_s = self._age()
+
+    def _age(self) -> float:
+        return time.monotonic() - self._opened_s
+
+    # -- the reader's side ---------------------------------------------------------------------
+
+    async def next(self) -> TokenBatch:
+        while True:
+            if self.unread or self.log.finish is not None:
+                return self._take()
+            if self._error is not None:
+                raise self._error
+            self._wake.clear()
+            await self._wake.wait()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._on_close(self)
+
+    def _take(self) -> TokenBatch:
+        first = self._delivered
+        ids = self.log.emitted[first:]
+        self._delivered += len(ids)
+        finish: FinishReason | None = self.log.finish
+        self._on_reader(self)
+        return TokenBatch(first, ids, self._emit_time_s, finish)
