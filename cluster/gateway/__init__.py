@@ -1,0 +1,1 @@
+"""The front door: gRPC in, `TokenSource` behind it. Never talks to an engine itself."""

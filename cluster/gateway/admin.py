@@ -1,0 +1,54 @@
+"""The Admin service: the router's view of the fleet, for operators."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import grpc.aio
+
+from cluster.gateway import mapping
+from cluster.gateway.interceptors import InFlight
+from cluster.gateway.status import answer
+from cluster.router.stream import TokenSource
+from cluster.text.tokenizer import Tokenizer
+from headway.v1 import admin_pb2, admin_pb2_grpc
+
+
+class AdminServicer(admin_pb2_grpc.AdminServicer):
+    """Answers from what the router has in memory.
+
+    in_flight: the gauge of calls in progress. version: of Headway, as reported.
+    """
+
+    def __init__(
+        self, source: TokenSource, tokenizer: Tokenizer, in_flight: InFlight, version: str
+    ) -> None:
+        self._source = source
+        self._in_flight = in_flight
+        self._version = version
+        self._started = time.monotonic()
+        self._text = mapping.ModelText(
+            tokenizer.eos_token_ids, tokenizer.defaults, tokenizer.has_chat_template
+        )
+
+    async def GetStatus(
+        self,
+        request: admin_pb2.GetStatusRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> admin_pb2.GetStatusResponse:
+        return await answer(context, self._status())
+
+    async def _status(self) -> admin_pb2.GetStatusResponse:
+        model = self._source.model
+        engines = sorted(self._source.engines(), key=lambda engine: engine.engine_id)
+        return admin_pb2.GetStatusResponse(
+            router=admin_pb2.RouterStatus(
+                version=self._version,
+                uptime_s=time.monotonic() - self._started,
+                active_streams=self._in_flight.active,
+                ready=self._source.ready(),
+            ),
+            model=None if model is None else mapping.model_message(model, self._text),
+            engines=[mapping.engine_message(engine) for engine in engines],
+        )

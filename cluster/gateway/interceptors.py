@@ -1,0 +1,153 @@
+"""What is decided about a call before its handler runs: who calls, and whether there is room."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Awaitable, Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from cluster.core.errors import ConfigError, Overloaded
+from cluster.gateway.status import Unauthenticated, abort
+
+HEALTH_PREFIX = "/grpc.health.v1.Health/"
+"""Open without a key: probes of an orchestrator have none, and it tells no secret."""
+
+Handler = grpc.RpcMethodHandler[Any, Any]
+Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler]]
+Behaviour = Callable[[Any, grpc.aio.ServicerContext[Any, Any]], Awaitable[Any]]
+
+
+class ApiKeys:
+    """The keys that are admitted. Only their hashes are kept in memory.
+
+    keys: at least one, each non-empty ASCII without spaces.
+    """
+
+    def __init__(self, keys: Collection[str]) -> None:
+        self._digests = [_digest(key) for key in keys]
+
+    @classmethod
+    def from_file(cls, path: Path) -> ApiKeys:
+        """One key per line; empty lines and lines that begin with '#' are skipped.
+
+        Raises ConfigError when the file cannot be read, has no key, or one with a space in it.
+        """
+        try:
+            lines = [line.strip() for line in path.read_text("utf-8").splitlines()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"API keys file {path}: {error}") from error
+        keys = [line for line in lines if line and not line.startswith("#")]
+        if not keys:
+            raise ConfigError(f"API keys file {path}: has no key; without keys leave it unset")
+        for number, line in enumerate(lines, start=1):
+            if line in keys and not (line.isascii() and line.isprintable() and " " not in line):
+                raise ConfigError(f"API keys file {path}, line {number}: must be ASCII, no spaces")
+        return cls(keys)
+
+    def admits(self, key: str) -> bool:
+        """Whether it is one of the keys; how long that takes does not depend on which."""
+        digest = _digest(key)
+        # A sum looks at every key; any() would stop at the first hit.
+        return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
+
+
+class ApiKeyInterceptor(grpc.aio.ServerInterceptor[Any, Any]):
+    """Admits calls with the metadata `authorization: Bearer <key>`; UNAUTHENTICATED otherwise."""
+
+    def __init__(self, keys: ApiKeys) -> None:
+        self._keys = keys
+
+    async def intercept_service(
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> Handler:
+        handler = await continuation(handler_call_details)
+        open_to_all = handler_call_details.method.startswith(HEALTH_PREFIX)
+        if handler is None or open_to_all or self._admits(handler_call_details):
+            return handler
+
+        async def refuse(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+            await abort(context, Unauthenticated("a valid API key is required"))
+
+        return _with_behaviour(handler, refuse)
+
+    def _admits(self, details: grpc.HandlerCallDetails) -> bool:
+        for name, value in details.invocation_metadata or ():
+            if name == "authorization" and isinstance(value, str):
+                scheme, _, key = value.partition(" ")
+                return scheme.lower() == "bearer" and self._keys.admits(key.strip())
+        return False
+
+
+class InFlight:
+    """Generations in progress in this process, and how many there may be."""
+
+    def __init__(self, limit: int, retry_after_s: float) -> None:
+        self.active = 0
+        self._limit = limit
+        self._retry_after_s = retry_after_s
+
+    def enter(self) -> None:
+        """Take a place. Raises Overloaded when there is none."""
+        if self.active >= self._limit:
+            raise Overloaded(
+                f"{self._limit} requests are in progress here already", self._retry_after_s
+            )
+        self.active += 1
+
+    def leave(self) -> None:
+        self.active -= 1
+
+
+class InFlightInterceptor(grpc.aio.ServerInterceptor[Any, Any]):
+    """Counts the calls of `methods` ("/package.Service/Method") and refuses those beyond the
+    limit."""
+
+    def __init__(self, in_flight: InFlight, methods: Collection[str]) -> None:
+        self._in_flight = in_flight
+        self._methods = frozenset(methods)
+
+    async def intercept_service(
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> Handler:
+        handler = await continuation(handler_call_details)
+        if handler is None or handler_call_details.method not in self._methods:
+            return handler
+        inner: Behaviour = handler.unary_stream or handler.unary_unary  # type: ignore[assignment]
+
+        async def counted(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            try:
+                self._in_flight.enter()
+            except Overloaded as error:
+                await abort(context, error)
+            try:
+                return await inner(request, context)
+            finally:
+                self._in_flight.leave()
+
+        return _with_behaviour(handler, counted)
+
+
+def _digest(key: str) -> bytes:
+    # Equal lengths for compare_digest, which would otherwise tell the length of a key.
+    return hashlib.sha256(key.encode("utf-8", "replace")).digest()
+
+
+def _with_behaviour(handler: Handler, behaviour: Behaviour) -> Handler:
+    """A handler of the same kind and codecs that runs `behaviour`."""
+    makers: dict[tuple[bool, bool], Callable[..., Handler]] = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }
+    make = makers[bool(handler.request_streaming), bool(handler.response_streaming)]
+    return make(
+        behaviour,
+        request_deserializer=handler.request_deserializer,
+        response_serializer=handler.response_serializer,
+    )

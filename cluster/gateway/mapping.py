@@ -1,0 +1,286 @@
+"""Between wire messages and the core's types: the only file that knows both.
+
+protobuf lets NaN, infinities, negative numbers and any length through, so every field is checked
+here or by the core type that it becomes; violations carry the field's path on the wire.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+from cluster.core.errors import FieldViolation, InvalidRequest, ModelError
+from cluster.core.modelinfo import ModelInfo
+from cluster.core.outcome import FinishReason
+from cluster.core.sampling import SamplingParams
+from cluster.gateway.status import UnknownModel
+from cluster.router.stream import EngineStatus, StreamTiming, TokenBatch
+from cluster.text.chat import ChatMessage
+from cluster.text.folder import GenerationDefaults
+from cluster.text.stop import MAX_STOP_CHARS, MAX_STOP_STRINGS
+from headway.v1 import admin_pb2, inference_pb2
+
+_FINISH = {
+    FinishReason.STOP: inference_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
+}
+
+
+class TextPrompt(NamedTuple):
+    """A raw text, to be encoded as it is."""
+
+    text: str
+
+
+class ChatPrompt(NamedTuple):
+    """A conversation, to be rendered and encoded."""
+
+    messages: tuple[ChatMessage, ...]
+
+
+class IdsPrompt(NamedTuple):
+    """Token ids, not yet checked against the vocabulary."""
+
+    ids: tuple[int, ...]
+
+
+Prompt: TypeAlias = TextPrompt | ChatPrompt | IdsPrompt
+
+INPUT_FIELDS: dict[type[TextPrompt] | type[ChatPrompt] | type[IdsPrompt], str] = {
+    TextPrompt: "text",
+    ChatPrompt: "chat",
+    IdsPrompt: "token_ids",
+}
+"""Kind of prompt -> its field on the wire."""
+
+
+class ModelText(NamedTuple):
+    """What the text side adds to ModelInfo: end-of-text ids, defaults, and whether it can chat."""
+
+    eos_token_ids: tuple[int, ...]
+    defaults: GenerationDefaults
+    has_chat_template: bool
+
+
+class SamplingRequest(NamedTuple):
+    """Checked sampling fields, before the prompt's length is known.
+
+    params.max_tokens is the caller's limit, or the largest one possible when it gave none
+    (then max_tokens_given is false).
+    """
+
+    params: SamplingParams
+    stop: tuple[str, ...]
+    max_tokens_given: bool
+
+
+# --- in --------------------------------------------------------------------------------------
+
+
+def check_model(name: str, model: ModelInfo) -> None:
+    """Raises UnknownModel unless `name` is empty or the served model's."""
+    if name and name != model.name:
+        raise UnknownModel(f"model {name[:128]!r} is not served here; {model.name!r} is")
+
+
+def check_defaults(defaults: GenerationDefaults) -> None:
+    """Raises ModelError when the model's own recommendations could never be served."""
+    try:
+        SamplingParams(max_tokens=1, **dataclasses.asdict(defaults))
+    except InvalidRequest as error:
+        raise ModelError(f"generation_config.json: {error}") from error
+
+
+def prompt_of(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest) -> Prompt:
+    """The input as it came. Raises InvalidRequest when there is none."""
+    kind = request.WhichOneof("input")
+    prompt: Prompt
+    if kind == "text":
+        prompt = TextPrompt(request.text)
+    elif kind == "chat":
+        messages = request.chat.messages
+        prompt = ChatPrompt(tuple(ChatMessage(m.role, m.content) for m in messages))
+    elif isinstance(request, inference_pb2.GenerateRequest) and kind == "token_ids":
+        prompt = IdsPrompt(tuple(request.token_ids.ids))
+    else:
+        raise InvalidRequest.single("input", "text, chat or token_ids must be set")
+    if not prompt[0]:
+        raise InvalidRequest.single(INPUT_FIELDS[type(prompt)], "must not be empty")
+    return prompt
+
+
+def sampling_of(
+    message: inference_pb2.SamplingParams, model: ModelInfo, text: ModelText
+) -> SamplingRequest:
+    """Check every sampling field and fill in the model's defaults and a seed.
+
+    Raises InvalidRequest with all violations at once.
+    """
+    defaults = text.defaults
+    violations = [*_stop_violations(message.stop), *_id_violations(message.stop_token_ids, model)]
+    stop_ids = set(message.stop_token_ids)
+    if not message.ignore_eos:
+        stop_ids.update(text.eos_token_ids)
+    seed = message.seed if message.HasField("seed") else int.from_bytes(os.urandom(8), "big")
+    given = message.HasField("max_tokens")
+    try:
+        params = SamplingParams(
+            max_tokens=message.max_tokens if given else sequence_limit(model),
+            temperature=(
+                message.temperature if message.HasField("temperature") else defaults.temperature
+            ),
+            top_k=message.top_k if message.HasField("top_k") else defaults.top_k,
+            top_p=message.top_p if message.HasField("top_p") else defaults.top_p,
+            min_p=message.min_p if message.HasField("min_p") else defaults.min_p,
+            seed=seed,
+            min_tokens=message.min_tokens,
+            stop_token_ids=tuple(sorted(stop_ids)),
+        )
+    except InvalidRequest as error:
+        raise InvalidRequest([*error.violations, *violations]) from error
+    if violations:
+        raise InvalidRequest(violations)
+    return SamplingRequest(params, tuple(dict.fromkeys(message.stop)), given)
+
+
+def fit(
+    sampling: SamplingRequest, prompt: Prompt, prompt_ids: Sequence[int], model: ModelInfo
+) -> SamplingParams:
+    """Check the prompt's ids and length and settle max_tokens. Raises InvalidRequest."""
+    field, length, limit = INPUT_FIELDS[type(prompt)], len(prompt_ids), sequence_limit(model)
+    if not prompt_ids:
+        raise InvalidRequest.single(field, "has no tokens")
+    _check_ids(field, prompt_ids, model)
+    if length >= limit:
+        raise InvalidRequest.single(
+            field, f"has {length} tokens; prompt and output together may have {limit} at most"
+        )
+    params, left = sampling.params, limit - length
+    if not sampling.max_tokens_given:
+        return dataclasses.replace(params, max_tokens=left)
+    if params.max_tokens > left:
+        raise InvalidRequest.single(
+            "sampling.max_tokens",
+            f"{params.max_tokens} plus {length} prompt tokens is over the limit of {limit} tokens; "
+            f"at most {left}",
+        )
+    return params
+
+
+def sequence_limit(model: ModelInfo) -> int:
+    """Prompt plus output tokens of one request at most: the model's limit, or the KV cache's
+    when that is smaller, since such a request could never finish."""
+    return min(model.max_model_len, model.num_blocks * model.block_size)
+
+
+def _stop_violations(stop: Sequence[str]) -> list[FieldViolation]:
+    if len(stop) > MAX_STOP_STRINGS:
+        return [
+            FieldViolation("sampling.stop", f"at most {MAX_STOP_STRINGS} strings, got {len(stop)}")
+        ]
+    return [
+        FieldViolation(
+            f"sampling.stop[{at}]", f"must have 1 to {MAX_STOP_CHARS} characters, has {len(string)}"
+        )
+        for at, string in enumerate(stop)
+        if not 1 <= len(string) <= MAX_STOP_CHARS
+    ]
+
+
+def _id_violations(stop_token_ids: Sequence[int], model: ModelInfo) -> list[FieldViolation]:
+    return [
+        FieldViolation(
+            f"sampling.stop_token_ids[{at}]", f"must be below {model.vocab_size}, got {token_id}"
+        )
+        for at, token_id in enumerate(stop_token_ids)
+        if token_id >= model.vocab_size
+    ]
+
+
+def _check_ids(field: str, ids: Sequence[int], model: ModelInfo) -> None:
+    # A text can get there too, with a tokenizer that knows more tokens than the model.
+    if max(ids) < model.vocab_size:
+        return
+    at = next(at for at, token_id in enumerate(ids) if token_id >= model.vocab_size)
+    where = f"token_ids.ids[{at}]" if field == INPUT_FIELDS[IdsPrompt] else field
+    raise InvalidRequest.single(
+        where, f"token {at}: id must be below {model.vocab_size}, got {ids[at]}"
+    )
+
+
+# --- out -------------------------------------------------------------------------------------
+
+
+def accepted_event(
+    request_id: str, model: ModelInfo, prompt_tokens: int, params: SamplingParams
+) -> inference_pb2.GenerateEvent:
+    return inference_pb2.GenerateEvent(
+        accepted=inference_pb2.Accepted(
+            request_id=request_id,
+            model=model.name,
+            prompt_tokens=prompt_tokens,
+            seed=params.seed,
+            max_tokens=params.max_tokens,
+        )
+    )
+
+
+def delta_event(batch: TokenBatch, accepted: int, text: str) -> inference_pb2.GenerateEvent:
+    """The first `accepted` ids of `batch` and the text that became certain."""
+    return inference_pb2.GenerateEvent(
+        delta=inference_pb2.Delta(
+            first_index=batch.first_index,
+            token_ids=batch.token_ids[:accepted],
+            text=text,
+            emit_time_unix_us=int(batch.emit_time_s * 1e6),
+        )
+    )
+
+
+def finished_event(
+    reason: FinishReason,
+    matched: str | int | None,
+    usage: inference_pb2.Usage,
+    timing: StreamTiming,
+) -> inference_pb2.GenerateEvent:
+    """matched: the stop string, the stop token's id, or None."""
+    return inference_pb2.GenerateEvent(
+        finished=inference_pb2.Finished(
+            reason=_FINISH[reason],
+            stop_string=matched if isinstance(matched, str) else None,
+            stop_token_id=matched if isinstance(matched, int) else None,
+            usage=usage,
+            timing=inference_pb2.Timing(
+                queue_s=timing.queue_s,
+                first_token_s=timing.first_token_s,
+                total_s=timing.total_s,
+                preemptions=timing.preemptions,
+                replays=timing.replays,
+            ),
+        )
+    )
+
+
+def model_message(model: ModelInfo, text: ModelText) -> inference_pb2.Model:
+    return inference_pb2.Model(
+        name=model.name,
+        architecture=model.architecture,
+        fingerprint=model.fingerprint,
+        dtype=model.dtype,
+        vocab_size=model.vocab_size,
+        max_model_len=sequence_limit(model),
+        eos_token_ids=text.eos_token_ids,
+        has_chat_template=text.has_chat_template,
+    )
+
+
+def default_sampling_message(defaults: GenerationDefaults) -> inference_pb2.SamplingParams:
+    return inference_pb2.SamplingParams(
+        min_tokens=0, ignore_eos=False, **dataclasses.asdict(defaults)
+    )
+
+
+def engine_message(engine: EngineStatus) -> admin_pb2.EngineStatus:
+    return admin_pb2.EngineStatus(**dataclasses.asdict(engine))

@@ -1,0 +1,182 @@
+"""The Inference service: validate, tokenise, open a stream, pass on what comes, close it."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+import grpc.aio
+
+from cluster.core.errors import Unavailable
+from cluster.core.modelinfo import ModelInfo
+from cluster.core.outcome import FinishReason
+from cluster.core.sampling import SamplingParams
+from cluster.gateway import mapping
+from cluster.gateway.config import Limits
+from cluster.gateway.encoding import EncodePool
+from cluster.gateway.status import answer
+from cluster.router.stream import GenerationRequest, TokenSource, TokenStream
+from cluster.text.pipeline import OutputText, StopRules
+from cluster.text.stop import StopStrings
+from cluster.text.tokenizer import Tokenizer
+from headway.v1 import inference_pb2, inference_pb2_grpc
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Send = Callable[[inference_pb2.GenerateEvent], Awaitable[None]]
+
+
+class _Prepared(NamedTuple):
+    """A request that passed every check the front door can make."""
+
+    model: ModelInfo
+    request: GenerationRequest
+    stop: tuple[str, ...]
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServicer):
+    """Serves requests from a TokenSource. Generate and Complete are one path with two readers."""
+
+    def __init__(
+        self, source: TokenSource, tokenizer: Tokenizer, encoder: EncodePool, limits: Limits
+    ) -> None:
+        """Raises ModelError when the model's default sampling is out of range."""
+        mapping.check_defaults(tokenizer.defaults)
+        self._source = source
+        self._tokenizer = tokenizer
+        self._encoder = encoder
+        self._limits = limits
+        self._text = mapping.ModelText(
+            tokenizer.eos_token_ids, tokenizer.defaults, tokenizer.has_chat_template
+        )
+
+    # The handlers are coroutines that write, not generators that yield: a cancelled generator
+    # would run its `finally` whenever it is collected, a cancelled coroutine runs it at once.
+
+    async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> None:
+        await answer(context, self._generate(request, context.write))
+
+    async def Complete(
+        self, request: inference_pb2.GenerateRequest, context: Context
+    ) -> inference_pb2.CompleteResponse:
+        return await answer(context, self._complete(request))
+
+    async def Tokenize(
+        self, request: inference_pb2.TokenizeRequest, context: Context
+    ) -> inference_pb2.TokenizeResponse:
+        return await answer(context, self._tokenize(request))
+
+    async def GetModel(
+        self, request: inference_pb2.GetModelRequest, context: Context
+    ) -> inference_pb2.GetModelResponse:
+        return await answer(context, self._get_model(request))
+
+    async def _complete(
+        self, request: inference_pb2.GenerateRequest
+    ) -> inference_pb2.CompleteResponse:
+        response = inference_pb2.CompleteResponse()
+        texts: list[str] = []
+
+        async def collect(event: inference_pb2.GenerateEvent) -> None:
+            if event.HasField("delta"):
+                response.token_ids.extend(event.delta.token_ids)
+                texts.append(event.delta.text)
+            elif event.HasField("accepted"):
+                response.accepted.CopyFrom(event.accepted)
+            else:
+                response.finished.CopyFrom(event.finished)
+
+        await self._generate(request, collect)
+        response.text = "".join(texts)
+        return response
+
+    async def _generate(self, request: inference_pb2.GenerateRequest, send: Send) -> None:
+        """The one path of a generation: every event goes to `send`, in order."""
+        prepared = await self._prepare(request)
+        opened = time.monotonic()
+        stream = await self._source.open(prepared.request)
+        try:
+            sampling = prepared.request.sampling
+            prompt_tokens = len(prepared.request.prompt_ids)
+            await send(
+                mapping.accepted_event(
+                    prepared.request.request_id, prepared.model, prompt_tokens, sampling
+                )
+            )
+            output = OutputText(self._tokenizer.detokenizer(), _rules(prepared.stop, sampling))
+            reason, matched, completion_tokens = await _pump(stream, output, send)
+            timing = stream.timing
+            if timing.total_s is None:
+                # The source does not see the end when a stop string decides it here.
+                timing = dataclasses.replace(timing, total_s=time.monotonic() - opened)
+        finally:
+            stream.close()
+        usage = inference_pb2.Usage(
+            prompt_tokens=prompt_tokens, completion_tokens=completion_tokens
+        )
+        await send(mapping.finished_event(reason, matched, usage, timing))
+
+    async def _prepare(self, request: inference_pb2.GenerateRequest) -> _Prepared:
+        """Cheap checks first; tokenising is the expensive one."""
+        model = self._model(request.model)
+        prompt = mapping.prompt_of(request)
+        sampling = mapping.sampling_of(request.sampling, model, self._text)
+        prompt_ids = await self._encoder.encode(prompt)
+        params = mapping.fit(sampling, prompt, prompt_ids, model)
+        accepted = GenerationRequest(uuid.uuid4().hex, tuple(prompt_ids), params)
+        return _Prepared(model, accepted, sampling.stop)
+
+    async def _tokenize(
+        self, request: inference_pb2.TokenizeRequest
+    ) -> inference_pb2.TokenizeResponse:
+        self._model(request.model)
+        token_ids = await self._encoder.encode(mapping.prompt_of(request))
+        return inference_pb2.TokenizeResponse(token_ids=token_ids)
+
+    async def _get_model(
+        self, request: inference_pb2.GetModelRequest
+    ) -> inference_pb2.GetModelResponse:
+        return inference_pb2.GetModelResponse(
+            model=mapping.model_message(self._model(request.model), self._text),
+            default_sampling=mapping.default_sampling_message(self._text.defaults),
+            max_message_bytes=self._limits.max_message_bytes,
+        )
+
+    def _model(self, name: str) -> ModelInfo:
+        """The served model. Raises Unavailable before there is one, UnknownModel for another."""
+        model = self._source.model
+        if model is None:
+            raise Unavailable("no engine has connected yet")
+        mapping.check_model(name, model)
+        return model
+
+
+def _rules(stop: tuple[str, ...], sampling: SamplingParams) -> StopRules:
+    return StopRules(StopStrings(stop), frozenset(sampling.stop_token_ids), sampling.min_tokens)
+
+
+async def _pump(
+    stream: TokenStream, output: OutputText, send: Send
+) -> tuple[FinishReason, str | int | None, int]:
+    """Send Deltas until the output ends: why it did, what it matched, how many ids were sent.
+
+    Whatever has queued up since the last write goes out as one message.
+    """
+    sent = 0
+    while True:
+        batch = await stream.next()
+        piece = output.feed(batch.token_ids)
+        text, matched = piece.text, piece.matched
+        reason = batch.finish if matched is None else FinishReason.STOP
+        if reason is not None and matched is None:
+            rest = output.finish()
+            text, matched = text + rest.text, rest.matched
+            if matched is not None:
+                reason = FinishReason.STOP
+        if piece.accepted or text:
+            sent += piece.accepted
+            await send(mapping.delta_event(batch, piece.accepted, text))
+        if reason is not None:
+            return reason, matched, sent
