@@ -1,0 +1,92 @@
+"""The interface of an attention backend, its declared capabilities, and their check."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+
+from cluster.core.errors import ConfigError
+from workers.attention.meta import StepMeta
+
+
+class LayerCache(NamedTuple):
+    """One layer's keys and values, [num_blocks + 1, block_size, kv_heads, head_dim] each.
+
+    Block 0 is the null block: padding is written there and it is never read.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """What a model and a configuration ask of a backend. scale: applied to q . k."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    scale: float
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a backend can do. head_dims: empty means every size.
+
+    dtypes: per device type. block_multiple: block sizes must be a multiple of it.
+    """
+
+    dtypes: dict[str, frozenset[torch.dtype]]
+    block_multiple: int = 1
+    head_dims: frozenset[int] = frozenset()
+
+    def objection(self, spec: AttentionSpec) -> str | None:
+        """Why `spec` cannot be served, with limit and value, or None when it can."""
+        dtypes = self.dtypes.get(spec.device.type)
+        if dtypes is None:
+            return f"device must be one of {sorted(self.dtypes)}, got {spec.device.type}"
+        if spec.dtype not in dtypes:
+            names = sorted(str(d).removeprefix("torch.") for d in dtypes)
+            got = str(spec.dtype).removeprefix("torch.")
+            return f"dtype on {spec.device.type} must be one of {names}, got {got}"
+        if self.head_dims and spec.head_dim not in self.head_dims:
+            return f"head size must be one of {sorted(self.head_dims)}, got {spec.head_dim}"
+        if spec.block_size % self.block_multiple:
+            return f"block_size must be a multiple of {self.block_multiple}, got {spec.block_size}"
+        return None
+
+
+class AttentionBackend(ABC):
+    """Causal attention of a mixed batch over a paged cache.
+
+    One object serves all layers. Per step: `plan` once, then for each layer `write_kv` and
+    `run`. Slots that no token of the sequence was written to are never read, whatever they hold.
+    """
+
+    name: ClassVar[str]
+    capabilities: ClassVar[Capabilities]
+
+    def __init__(self, spec: AttentionSpec) -> None:
+        """Raises ConfigError when the capabilities do not cover `spec`."""
+        objection = self.capabilities.objection(spec)
+        if objection is not None:
+            raise ConfigError(f"attention backend {self.name!r}: {objection}")
+        self.spec = spec
+
+    @abstractmethod
+    def plan(self, meta: StepMeta) -> None:
+        """Adopt the step that the following calls belong to."""
+
+    @abstractmethod
+    def write_kv(self, key: torch.Tensor, value: torch.Tensor, cache: LayerCache) -> None:
+        """Store this step's keys and values, [T, kv_heads, head_dim] each, at slot_mapping."""
+
+    @abstractmethod
+    def run(self, query: torch.Tensor, cache: LayerCache, out: torch.Tensor) -> None:
+        """Attend query [T, heads, head_dim] to the cache, into `out` of the same shape."""

@@ -1,0 +1,1 @@
+"""A model folder on disk: read without pickle, checked in full before any weight is used."""

@@ -1,0 +1,168 @@
+"""From a plan to the tensors of a step, written into buffers that are allocated once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from cluster.core.config import blocks_for
+from cluster.core.plan import Row, StepPlan
+from workers.attention.meta import StagedBuffer, StepMeta
+from workers.models.base import Batch
+from workers.sequences import SequenceTable
+
+
+@dataclass(frozen=True, slots=True)
+class InputLimits:
+    """Sizes of the buffers. num_blocks: usable blocks, the null block not counted."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """A step ready to run. lanes: of the rows that sample, in row order."""
+
+    batch: Batch
+    meta: StepMeta
+    lanes: list[int]
+
+
+class InputBuilder:
+    """Checks a plan against the sequences held, and lays it out."""
+
+    def __init__(self, table: SequenceTable, limits: InputLimits, device: torch.device) -> None:
+        self._table = table
+        self._limits = limits
+        seqs, tokens = limits.max_num_seqs, limits.max_num_batched_tokens
+        self._cu_seqlens_q = StagedBuffer((seqs + 1,), device)
+        self._seqused_k = StagedBuffer((seqs,), device)
+        self._block_table = StagedBuffer((seqs, table.blocks.shape[1]), device)
+        self._slot_mapping = StagedBuffer((tokens,), device)
+        self._positions = StagedBuffer((tokens,), device)
+        self._token_ids = StagedBuffer((tokens,), device)
+        self._logits_index = StagedBuffer((seqs,), device)
+
+    def build(self, plan: StepPlan) -> StepInputs:
+        """Grant the rows' new blocks and write the step into the buffers.
+
+        Raises RuntimeError for a plan that does not fit the sequences or the limits; the
+        scheduler and the worker then disagree about the state, and no later step can be right.
+        """
+        rows = plan.rows
+        self._check_sizes(plan)
+        lanes = np.array([self._grant(row) for row in rows], dtype=np.int64)
+        starts = np.array([row.start for row in rows], dtype=np.int64)
+        counts = np.array([row.count for row in rows], dtype=np.int64)
+        ends = starts + counts
+        self._check_rows(plan, lanes, counts, ends)
+        bounds = np.zeros(len(rows) + 1, dtype=np.int64)
+        np.cumsum(counts, out=bounds[1:])
+        num_tokens = int(bounds[-1])
+        if num_tokens != plan.num_tokens:
+            raise RuntimeError(f"plan {plan.step}: {num_tokens} tokens, not {plan.num_tokens}")
+        self._write_tokens(lanes, starts - bounds[:-1], counts, num_tokens)
+        samples = np.array([row.samples for row in rows], dtype=bool)
+        meta = self._write_sequences(plan, lanes, bounds, ends, samples)
+        batch = Batch(self._token_ids.publish(num_tokens), meta.positions, meta.logits_index)
+        return StepInputs(batch, meta, lanes[samples].tolist())
+
+    # -- checks --------------------------------------------------------------------------------
+
+    def _check_sizes(self, plan: StepPlan) -> None:
+        limits = self._limits
+        if not 1 <= len(plan.rows) <= limits.max_num_seqs:
+            raise RuntimeError(
+                f"plan {plan.step}: rows must be in [1, {limits.max_num_seqs}], "
+                f"got {len(plan.rows)}"
+            )
+        if plan.num_tokens > limits.max_num_batched_tokens:
+            raise RuntimeError(
+                f"plan {plan.step}: at most {limits.max_num_batched_tokens} tokens per step, "
+                f"got {plan.num_tokens}"
+            )
+
+    def _grant(self, row: Row) -> int:
+        lane = self._table.lane(row.seq_id)
+        if row.new_blocks:
+            low, high = min(row.new_blocks), max(row.new_blocks)
+            if low < 1 or high > self._limits.num_blocks:
+                raise RuntimeError(
+                    f"sequence {row.seq_id}: blocks must be in [1, {self._limits.num_blocks}], "
+                    f"got {low} to {high}"
+                )
+            self._table.grant(lane, row.new_blocks)
+        return lane
+
+    def _check_rows(
+        self, plan: StepPlan, lanes: np.ndarray, counts: np.ndarray, ends: np.ndarray
+    ) -> None:
+        table = self._table
+        if len(np.unique(lanes)) != len(lanes):
+            raise RuntimeError(f"plan {plan.step}: a sequence is in two rows")
+        samples = np.array([row.samples for row in plan.rows], dtype=bool)
+        covered = table.num_blocks[lanes] * table.block_size
+        lengths = table.lengths[lanes]
+        wrong = (counts < 1) | (ends - counts < 0) | (ends > lengths) | (ends > covered)
+        wrong |= samples != (ends == lengths)
+        if wrong.any():
+            at = int(wrong.argmax())
+            raise RuntimeError(
+                f"sequence {plan.rows[at].seq_id}: start {plan.rows[at].start}, count "
+                f"{plan.rows[at].count}, samples {plan.rows[at].samples} do not fit "
+                f"{lengths[at]} tokens and blocks for {covered[at]}"
+            )
+        decodes = plan.num_decodes
+        if not 0 <= decodes <= len(counts) or (counts[:decodes] != 1).any():
+            raise RuntimeError(
+                f"plan {plan.step}: num_decodes {decodes}, but the leading rows have counts "
+                f"{counts[: max(0, decodes)].tolist()}"
+            )
+
+    # -- layout --------------------------------------------------------------------------------
+
+    def _write_tokens(
+        self, lanes: np.ndarray, offsets: np.ndarray, counts: np.ndarray, num_tokens: int
+    ) -> None:
+        """Per token: id, position, slot. offsets: a row's position minus its token index."""
+        table = self._table
+        lane_of_token = np.repeat(lanes, counts)
+        positions = np.arange(num_tokens) + np.repeat(offsets, counts)
+        self._token_ids.array[:num_tokens] = table.token_ids[lane_of_token, positions]
+        self._positions.array[:num_tokens] = positions
+        pages, within = np.divmod(positions, table.block_size)
+        slots = table.blocks[lane_of_token, pages] * np.int64(table.block_size) + within
+        self._slot_mapping.array[:num_tokens] = slots
+
+    def _write_sequences(
+        self,
+        plan: StepPlan,
+        lanes: np.ndarray,
+        bounds: np.ndarray,
+        ends: np.ndarray,
+        samples: np.ndarray,
+    ) -> StepMeta:
+        num_seqs, max_k = len(lanes), int(ends.max())
+        width = blocks_for(max_k, self._table.block_size)
+        num_tokens, num_logits = int(bounds[-1]), int(samples.sum())
+        self._cu_seqlens_q.array[: num_seqs + 1] = bounds
+        self._seqused_k.array[:num_seqs] = ends
+        self._block_table.array[:num_seqs, :width] = self._table.blocks[lanes, :width]
+        self._logits_index.array[:num_logits] = bounds[1:][samples] - 1
+        return StepMeta(
+            num_seqs=num_seqs,
+            num_tokens=num_tokens,
+            num_decodes=plan.num_decodes,
+            max_q=int((bounds[1:] - bounds[:-1]).max()),
+            max_k=max_k,
+            cu_seqlens_q=self._cu_seqlens_q.publish(num_seqs + 1),
+            seqused_k=self._seqused_k.publish(num_seqs),
+            block_table=self._block_table.publish(num_seqs, width),
+            slot_mapping=self._slot_mapping.publish(num_tokens),
+            positions=self._positions.publish(num_tokens),
+            logits_index=self._logits_index.publish(num_logits),
+        )

@@ -1,0 +1,1 @@
+"""Building blocks of a transformer, on plain tensors in inference mode."""

@@ -1,0 +1,61 @@
+"""One step on the device: inputs in, sampled tokens out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from cluster.core.plan import StepPlan, StepResult
+from workers.attention.backend import AttentionBackend, LayerCache
+from workers.inputs import InputBuilder
+from workers.models.base import Model
+from workers.sampler import Draw, sample
+from workers.sequences import SequenceTable
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """Everything a step runs on."""
+
+    model: Model
+    attention: AttentionBackend
+    caches: list[LayerCache]
+
+
+class ModelRunner:
+    """Applies plans, one after the other, to a loaded model."""
+
+    def __init__(self, loaded: LoadedModel, table: SequenceTable, inputs: InputBuilder) -> None:
+        self._loaded = loaded
+        self._table = table
+        self._inputs = inputs
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Forget, take in, run, sample, append. elapsed_s is left to the caller.
+
+        Raises RuntimeError for a plan that contradicts the state held here, and whatever torch
+        raises; in both cases the state is undefined afterwards.
+        """
+        for seq_id in plan.released:
+            self._table.release(seq_id)
+        for new in plan.admitted:
+            self._table.admit(new)
+        if not plan.rows:
+            return StepResult(plan.step, [])
+        step = self._inputs.build(plan)
+        draws = [Draw(*self._table.sampling(lane)) for lane in step.lanes]
+        with torch.inference_mode():
+            self._loaded.attention.plan(step.meta)
+            logits = self._loaded.model.forward(
+                step.batch, self._loaded.attention, self._loaded.caches
+            )
+            drawn = sample(logits, draws)
+        result = StepResult(plan.step, drawn.token_ids)
+        sampled = [row.seq_id for row in plan.rows if row.samples]
+        for row, (lane, token_id) in enumerate(zip(step.lanes, drawn.token_ids, strict=True)):
+            if row in drawn.failed:
+                result.failed[sampled[row]] = drawn.failed[row]
+            else:
+                self._table.append(lane, token_id)
+        return result

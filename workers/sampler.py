@@ -1,0 +1,126 @@
+"""Drawing the next token of each row, without sorting the vocabulary.
+
+Every row is a pure function of (its logits, its parameters, its seed, its output index):
+  greedy        argmax, the lowest id wins a tie;
+  unfiltered    inverse CDF over the ids in their order (workers.inverse_cdf);
+  filtered      inverse CDF over the kept tokens, most likely first (workers.nucleus).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from cluster.core.sampling import SamplingParams, counter_uniform
+from workers.inverse_cdf import draw_unfiltered
+from workers.nucleus import Filters, draw_filtered
+
+NOT_FINITE = "the logits are not finite"
+FAILED_TOKEN = -1
+
+
+class Draw(NamedTuple):
+    """One row to draw: its parameters and the output index of the token, from 0."""
+
+    params: SamplingParams
+    output_index: int
+
+
+class Drawn(NamedTuple):
+    """token_ids: one per row, -1 where the row failed. failed: row -> reason."""
+
+    token_ids: list[int]
+    failed: dict[int, str]
+
+
+def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> Drawn:
+    """Draw one token per row. logits: [rows, vocab], any float type; not changed.
+
+    A row whose logits hold NaN or +inf, or no finite entry, fails alone; its neighbours draw as
+    if it were not there.
+    """
+    if not draws:
+        return Drawn([], {})
+    scores = _mask_stop_tokens(logits, draws)
+    # max propagates NaN, so that one pass finds the greedy tokens and the rows that must fail.
+    peaks, greedy_ids = scores.max(dim=-1)
+    finite = torch.isfinite(peaks).tolist()
+    token_ids = greedy_ids.tolist()
+    failed = {row: NOT_FINITE for row, ok in enumerate(finite) if not ok}
+    for row in failed:
+        token_ids[row] = FAILED_TOKEN
+    drawn = [r for r, draw in enumerate(draws) if finite[r] and not draw.params.greedy]
+    for draw_rows, rows in (
+        (_draw_unfiltered, [r for r in drawn if not _filters(draws[r].params, scores)]),
+        (_draw_filtered, [r for r in drawn if _filters(draws[r].params, scores)]),
+    ):
+        if rows:
+            chosen = draw_rows(
+                _select(scores, rows), _select(peaks, rows), [draws[r] for r in rows]
+            )
+            for row, token_id in zip(rows, chosen, strict=True):
+                token_ids[row] = token_id
+    return Drawn(token_ids, failed)
+
+
+def _mask_stop_tokens(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+    """fp32 logits, with -inf at the stop tokens of rows that are below min_tokens."""
+    vocab = logits.shape[1]
+    rows: list[int] = []
+    ids: list[int] = []
+    for row, (params, output_index) in enumerate(draws):
+        if output_index < params.min_tokens:
+            stop = [i for i in params.stop_token_ids if i < vocab]
+            rows += [row] * len(stop)
+            ids += stop
+    scores = logits.to(torch.float32)
+    if not rows:
+        return scores
+    if scores is logits:
+        scores = scores.clone()
+    at = torch.tensor([rows, ids], device=logits.device)
+    # A NaN there must still fail the row, whose logits cannot be trusted.
+    masked = scores[at[0], at[1]]
+    scores[at[0], at[1]] = masked.masked_fill(~masked.isnan(), float("-inf"))
+    return scores
+
+
+def _filters(params: SamplingParams, scores: torch.Tensor) -> bool:
+    return 0 < params.top_k < scores.shape[1] or params.top_p < 1.0 or params.min_p > 0.0
+
+
+def _select(tensor: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    """tensor[rows], without a copy when that is all of it."""
+    if len(rows) == len(tensor):
+        return tensor
+    return tensor[torch.tensor(rows, device=tensor.device)]
+
+
+def _draw_unfiltered(scores: torch.Tensor, peaks: torch.Tensor, draws: list[Draw]) -> list[int]:
+    return draw_unfiltered(scores, peaks, _temperatures(draws, scores), _uniforms(draws, scores))
+
+
+def _draw_filtered(scores: torch.Tensor, peaks: torch.Tensor, draws: list[Draw]) -> list[int]:
+    vocab = scores.shape[1]
+    params = [draw.params for draw in draws]
+    filters = Filters(
+        temperature=_temperatures(draws, scores),
+        top_k=torch.tensor([p.top_k or vocab for p in params], device=scores.device).clamp(
+            max=vocab
+        ),
+        top_p=torch.tensor([p.top_p for p in params], dtype=torch.float64, device=scores.device),
+        min_p=torch.tensor([p.min_p for p in params], dtype=torch.float64, device=scores.device),
+    )
+    return draw_filtered(scores, peaks, filters, _uniforms(draws, scores))
+
+
+def _temperatures(draws: list[Draw], like: torch.Tensor) -> torch.Tensor:
+    values = [draw.params.temperature for draw in draws]
+    return torch.tensor(values, dtype=torch.float64, device=like.device)
+
+
+def _uniforms(draws: list[Draw], like: torch.Tensor) -> torch.Tensor:
+    values = [counter_uniform(draw.params.seed, draw.output_index) for draw in draws]
+    return torch.tensor(values, dtype=torch.float64, device=like.device)

@@ -1,0 +1,105 @@
+"""What the worker keeps of each sequence between steps: its tokens and its block table."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cluster.core.config import blocks_for
+from cluster.core.ids import NULL_BLOCK, BlockId, SequenceId, TokenId
+from cluster.core.plan import NewSequence
+from cluster.core.sampling import SamplingParams
+
+
+class SequenceTable:
+    """Live sequences as rows ("lanes") of arrays, so that a step's inputs are gathered by numpy
+    instead of by a loop over tokens.
+
+    token_ids: [lanes, max_model_len]. blocks: [lanes, blocks of max_model_len]; 0 where not set.
+    lengths, num_blocks: how much of a lane's row is in use.
+    """
+
+    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int, vocab: int) -> None:
+        self.max_model_len = max_model_len
+        self.block_size = block_size
+        self._vocab = vocab
+        self.token_ids = np.zeros((max_num_seqs, max_model_len), dtype=np.int32)
+        self.blocks = np.zeros((max_num_seqs, blocks_for(max_model_len, block_size)), np.int32)
+        self.lengths = np.zeros(max_num_seqs, dtype=np.int64)
+        self.num_blocks = np.zeros(max_num_seqs, dtype=np.int64)
+        self._prompt_len = [0] * max_num_seqs
+        self._sampling: list[SamplingParams | None] = [None] * max_num_seqs
+        self._lane_of: dict[SequenceId, int] = {}
+        self._free = list(range(max_num_seqs - 1, -1, -1))
+
+    def __len__(self) -> int:
+        return len(self._lane_of)
+
+    def admit(self, new: NewSequence) -> None:
+        """Take in a sequence. Raises RuntimeError when it cannot be held."""
+        length = len(new.token_ids)
+        if new.seq_id in self._lane_of:
+            raise RuntimeError(f"sequence {new.seq_id} is admitted but was not released")
+        if not self._free:
+            raise RuntimeError(
+                f"sequence {new.seq_id} is admitted beyond max_num_seqs {len(self._sampling)}"
+            )
+        if not 1 <= new.prompt_len <= length <= self.max_model_len:
+            raise RuntimeError(
+                f"sequence {new.seq_id}: prompt_len {new.prompt_len} and {length} tokens do not "
+                f"satisfy 1 <= prompt_len <= tokens <= {self.max_model_len}"
+            )
+        tokens = np.asarray(new.token_ids)
+        if tokens.min() < 0 or tokens.max() >= self._vocab:
+            raise RuntimeError(
+                f"sequence {new.seq_id}: token ids must be in [0, {self._vocab}), "
+                f"got {tokens.min()} to {tokens.max()}"
+            )
+        lane = self._free.pop()
+        self._lane_of[new.seq_id] = lane
+        self.token_ids[lane, :length] = tokens
+        self.lengths[lane] = length
+        self.num_blocks[lane] = 0
+        self._prompt_len[lane] = new.prompt_len
+        self._sampling[lane] = new.sampling
+
+    def release(self, seq_id: SequenceId) -> None:
+        """Forget a sequence; one that is not held is forgotten already."""
+        lane = self._lane_of.pop(seq_id, None)
+        if lane is None:
+            return
+        # Rows of the block table are copied whole: stale ids must not stay behind the next user.
+        self.blocks[lane] = NULL_BLOCK
+        self._sampling[lane] = None
+        self._free.append(lane)
+
+    def lane(self, seq_id: SequenceId) -> int:
+        """Raises RuntimeError for a sequence that is not held."""
+        lane = self._lane_of.get(seq_id)
+        if lane is None:
+            raise RuntimeError(f"sequence {seq_id} is in a row but was never admitted")
+        return lane
+
+    def grant(self, lane: int, new_blocks: list[BlockId]) -> None:
+        """Append blocks to a lane's table. Raises RuntimeError beyond the longest sequence."""
+        held = int(self.num_blocks[lane])
+        total = held + len(new_blocks)
+        if total > self.blocks.shape[1]:
+            raise RuntimeError(
+                f"a sequence holds at most {self.blocks.shape[1]} blocks, not {total}"
+            )
+        self.blocks[lane, held:total] = new_blocks
+        self.num_blocks[lane] = total
+
+    def append(self, lane: int, token_id: TokenId) -> None:
+        """Add a sampled token. Beyond max_model_len it is not kept: such a sequence is done."""
+        length = int(self.lengths[lane])
+        if length < self.max_model_len:
+            self.token_ids[lane, length] = token_id
+            self.lengths[lane] = length + 1
+
+    def sampling(self, lane: int) -> tuple[SamplingParams, int]:
+        """Parameters and index of the next output token."""
+        params = self._sampling[lane]
+        if params is None:
+            raise RuntimeError(f"lane {lane} holds no sequence")
+        return params, int(self.lengths[lane]) - self._prompt_len[lane]
