@@ -6,7 +6,7 @@ import hashlib
 import hmac
 from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
@@ -17,9 +17,9 @@ from cluster.gateway.status import Unauthenticated, abort
 HEALTH_PREFIX = "/grpc.health.v1.Health/"
 """Open without a key: probes of an orchestrator have none, and it tells no secret."""
 
-Handler = grpc.RpcMethodHandler[Any, Any]
-Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler]]
-Behaviour = Callable[[Any, grpc.aio.ServicerContext[Any, Any]], Awaitable[Any]]
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Continuation: TypeAlias = Callable[[grpc.HandlerCallDetails], Awaitable["Handler"]]
+Behaviour: TypeAlias = Callable[[Any, "grpc.aio.ServicerContext[Any, Any]"], Awaitable[Any]]
 
 
 class ApiKeys:
@@ -56,7 +56,7 @@ class ApiKeys:
         return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
 
 
-class ApiKeyInterceptor(grpc.aio.ServerInterceptor[Any, Any]):
+class ApiKeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Admits calls with the metadata `authorization: Bearer <key>`; UNAUTHENTICATED otherwise."""
 
     def __init__(self, keys: ApiKeys) -> None:
@@ -103,7 +103,7 @@ class InFlight:
         self.active -= 1
 
 
-class InFlightInterceptor(grpc.aio.ServerInterceptor[Any, Any]):
+class InFlightInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Counts the calls of `methods` ("/package.Service/Method") and refuses those beyond the
     limit."""
 

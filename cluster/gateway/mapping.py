@@ -139,7 +139,7 @@ def sampling_of(
             stop_token_ids=tuple(sorted(stop_ids)),
         )
     except InvalidRequest as error:
-        raise InvalidRequest([*error.violations, *violations]) from error
+        raise InvalidRequest([*_first_causes(error.violations), *violations]) from error
     if violations:
         raise InvalidRequest(violations)
     return SamplingRequest(params, tuple(dict.fromkeys(message.stop)), given)
@@ -173,6 +173,13 @@ def sequence_limit(model: ModelInfo) -> int:
     """Prompt plus output tokens of one request at most: the model's limit, or the KV cache's
     when that is smaller, since such a request could never finish."""
     return min(model.max_model_len, model.num_blocks * model.block_size)
+
+
+def _first_causes(violations: list[FieldViolation]) -> list[FieldViolation]:
+    """Without the one that only follows: max_tokens is min_tokens' upper limit."""
+    if not any(v.field == "sampling.max_tokens" for v in violations):
+        return violations
+    return [v for v in violations if v.field != "sampling.min_tokens"]
 
 
 def _stop_violations(stop: Sequence[str]) -> list[FieldViolation]:

@@ -6,7 +6,7 @@ import dataclasses
 import time
 import uuid
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import grpc.aio
 
@@ -24,8 +24,8 @@ from cluster.text.stop import StopStrings
 from cluster.text.tokenizer import Tokenizer
 from headway.v1 import inference_pb2, inference_pb2_grpc
 
-Context = grpc.aio.ServicerContext[Any, Any]
-Send = Callable[[inference_pb2.GenerateEvent], Awaitable[None]]
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Send: TypeAlias = Callable[[inference_pb2.GenerateEvent], Awaitable[None]]
 
 
 class _Prepared(NamedTuple):
