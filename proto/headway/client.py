@@ -1,0 +1,367 @@
+"""Talking to Headway, from threads (`Client`) or from asyncio (`AsyncClient`).
+
+>>> from headway.client import Client, Delta, Message, Sampling
+>>> with Client("127.0.0.1:50051") as client:
+...     client.wait_ready(timeout_s=60)
+...     for event in client.generate([Message("user", "Hello!")], Sampling(max_tokens=64)):
+...         if isinstance(event, Delta):
+...             print(event.text, end="", flush=True)
+
+A prompt is a raw text, a list of token ids, or a list of `Message` for the chat template.
+`timeout_s` is a deadline for the whole call, enforced by client and server; None waits for ever.
+Every call raises errors of `headway.errors`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Generator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from headway import types
+from headway.errors import (
+    Cancelled,
+    ClientError,
+    DeadlineExceeded,
+    FieldViolation,
+    HeadwayRpcError,
+    InvalidRequest,
+    RetryableError,
+    ServerError,
+    from_rpc_error,
+)
+from headway.types import (
+    Accepted,
+    Completion,
+    Delta,
+    Event,
+    Finished,
+    Message,
+    Model,
+    Prompt,
+    Sampling,
+    Status,
+)
+from headway.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
+
+__all__ = [
+    "Accepted",
+    "AsyncClient",
+    "Cancelled",
+    "Client",
+    "ClientError",
+    "Completion",
+    "Connection",
+    "DeadlineExceeded",
+    "Delta",
+    "Event",
+    "FieldViolation",
+    "Finished",
+    "HeadwayRpcError",
+    "InvalidRequest",
+    "Message",
+    "Model",
+    "Prompt",
+    "RetryableError",
+    "Sampling",
+    "ServerError",
+    "Status",
+]
+
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+READY_POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """How to reach a server.
+
+    api_key: sent with every call; never send one without TLS over a network that others share.
+    ca_file: PEM with the certificate that signed the server's; turns TLS on. tls_name: the name in
+    the server's certificate when it is not the host of the address.
+    """
+
+    address: str = DEFAULT_ADDRESS
+    api_key: str | None = field(default=None, repr=False)
+    ca_file: Path | None = None
+    tls_name: str | None = None
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        return (("authorization", f"Bearer {self.api_key}"),) if self.api_key else ()
+
+    def credentials(self) -> grpc.ChannelCredentials | None:
+        """None means plain text."""
+        if self.ca_file is None:
+            return None
+        return grpc.ssl_channel_credentials(self.ca_file.read_bytes())
+
+    def options(self) -> list[tuple[str, Any]]:
+        options: list[tuple[str, Any]] = [
+            # Answers are as long as they are; the server limits requests.
+            ("grpc.max_receive_message_length", -1),
+            # A server that vanished is noticed within 30 s, also before the first token.
+            ("grpc.keepalive_time_ms", 20_000),
+            ("grpc.keepalive_timeout_ms", 10_000),
+            ("grpc.http2.max_pings_without_data", 0),
+            # Try again soon after a restart; the default waits up to two minutes.
+            ("grpc.initial_reconnect_backoff_ms", 200),
+            ("grpc.max_reconnect_backoff_ms", 2_000),
+        ]
+        if self.tls_name is not None:
+            options.append(("grpc.ssl_target_name_override", self.tls_name))
+        return options
+
+
+class Client:
+    """Blocking client; one per process is enough, all methods may be called from any thread.
+
+    connection: an address ("host:port") or a Connection.
+    """
+
+    def __init__(self, connection: str | Connection = DEFAULT_ADDRESS) -> None:
+        if isinstance(connection, str):
+            connection = Connection(connection)
+        credentials, options = connection.credentials(), connection.options()
+        if credentials is None:
+            self._channel = grpc.insecure_channel(connection.address, options)
+        else:
+            self._channel = grpc.secure_channel(connection.address, credentials, options)
+        self._metadata = connection.metadata()
+        self._inference = inference_pb2_grpc.InferenceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._admin = admin_pb2_grpc.AdminStub(self._channel)  # type: ignore[no-untyped-call]
+        self._health = health_pb2_grpc.HealthStub(self._channel)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the channel; calls in progress are cancelled."""
+        self._channel.close()
+
+    def generate(
+        self,
+        prompt: Prompt,
+        sampling: Sampling | None = None,
+        *,
+        model: str = "",
+        timeout_s: float | None = None,
+    ) -> Generator[Event, None, None]:
+        """Stream an output: Accepted, Deltas, Finished. The call starts with the first next().
+
+        Closing the iterator (or leaving the loop and dropping it) cancels the call.
+        """
+        request = types.generate_request(prompt, sampling, model)
+        return self._events(request, timeout_s)
+
+    def complete(
+        self,
+        prompt: Prompt,
+        sampling: Sampling | None = None,
+        *,
+        model: str = "",
+        timeout_s: float | None = None,
+    ) -> Completion:
+        """A whole output at once."""
+        request = types.generate_request(prompt, sampling, model)
+        return types.completion_of(self._call(self._inference.Complete, request, timeout_s))
+
+    def tokenize(
+        self, prompt: str | Sequence[Message], *, model: str = "", timeout_s: float | None = None
+    ) -> list[int]:
+        """Token ids of a text or a conversation, as generate() would prefill them."""
+        request = types.tokenize_request(prompt, model)
+        return list(self._call(self._inference.Tokenize, request, timeout_s).token_ids)
+
+    def get_model(self, *, timeout_s: float | None = None) -> Model:
+        """The served model."""
+        request = inference_pb2.GetModelRequest()
+        return types.model_of(self._call(self._inference.GetModel, request, timeout_s).model)
+
+    def status(self, *, timeout_s: float | None = None) -> Status:
+        """The fleet as the router that answers sees it."""
+        request = admin_pb2.GetStatusRequest()
+        return types.status_of(self._call(self._admin.GetStatus, request, timeout_s))
+
+    def ready(self, *, timeout_s: float | None = 5.0) -> bool:
+        """Whether a request would be served now; False also when nobody answers."""
+        request = health_pb2.HealthCheckRequest()
+        try:
+            answer = self._call(self._health.Check, request, timeout_s)
+        except (RetryableError, DeadlineExceeded):
+            return False
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Wait until the server serves. Raises DeadlineExceeded."""
+        deadline = time.monotonic() + timeout_s
+        while not self.ready(timeout_s=_left(deadline, timeout_s)):
+            time.sleep(min(READY_POLL_S, _left(deadline, timeout_s)))
+
+    def _events(
+        self, request: inference_pb2.GenerateRequest, timeout_s: float | None
+    ) -> Generator[Event, None, None]:
+        call = self._inference.Generate(request, timeout=timeout_s, metadata=self._metadata)
+        try:
+            for message in call:
+                event = types.event_of(message)
+                if event is not None:
+                    yield event
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
+        finally:
+            call.cancel()
+
+    def _call(self, method: Any, request: Any, timeout_s: float | None) -> Any:
+        try:
+            return method(request, timeout=timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
+
+
+class AsyncClient:
+    """The same for asyncio. To be made and used in one event loop.
+
+    >>> async with AsyncClient() as client:
+    ...     async with contextlib.aclosing(client.generate("Once upon a time")) as events:
+    ...         async for event in events:
+    ...             print(event)
+    """
+
+    def __init__(self, connection: str | Connection = DEFAULT_ADDRESS) -> None:
+        if isinstance(connection, str):
+            connection = Connection(connection)
+        credentials, options = connection.credentials(), connection.options()
+        if credentials is None:
+            self._channel = grpc.aio.insecure_channel(connection.address, options)
+        else:
+            self._channel = grpc.aio.secure_channel(connection.address, credentials, options)
+        self._metadata = connection.metadata()
+        self._inference = inference_pb2_grpc.InferenceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._admin = admin_pb2_grpc.AdminStub(self._channel)  # type: ignore[no-untyped-call]
+        self._health = health_pb2_grpc.HealthStub(self._channel)
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the channel; calls in progress are cancelled."""
+        await self._channel.close(None)
+
+    def generate(
+        self,
+        prompt: Prompt,
+        sampling: Sampling | None = None,
+        *,
+        model: str = "",
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[Event, None]:
+        """Stream an output: Accepted, Deltas, Finished. The call starts with the first event.
+
+        aclose() cancels the call. A loop that is left early closes an asynchronous generator only
+        when that is collected; contextlib.aclosing does it at once.
+        """
+        request = types.generate_request(prompt, sampling, model)
+        return self._events(request, timeout_s)
+
+    async def complete(
+        self,
+        prompt: Prompt,
+        sampling: Sampling | None = None,
+        *,
+        model: str = "",
+        timeout_s: float | None = None,
+    ) -> Completion:
+        """A whole output at once."""
+        request = types.generate_request(prompt, sampling, model)
+        response = await self._call(self._inference.Complete, request, timeout_s)
+        return types.completion_of(response)
+
+    async def tokenize(
+        self, prompt: str | Sequence[Message], *, model: str = "", timeout_s: float | None = None
+    ) -> list[int]:
+        """Token ids of a text or a conversation, as generate() would prefill them."""
+        request = types.tokenize_request(prompt, model)
+        return list((await self._call(self._inference.Tokenize, request, timeout_s)).token_ids)
+
+    async def get_model(self, *, timeout_s: float | None = None) -> Model:
+        """The served model."""
+        request = inference_pb2.GetModelRequest()
+        return types.model_of(
+            (await self._call(self._inference.GetModel, request, timeout_s)).model
+        )
+
+    async def status(self, *, timeout_s: float | None = None) -> Status:
+        """The fleet as the router that answers sees it."""
+        request = admin_pb2.GetStatusRequest()
+        return types.status_of(await self._call(self._admin.GetStatus, request, timeout_s))
+
+    async def ready(self, *, timeout_s: float | None = 5.0) -> bool:
+        """Whether a request would be served now; False also when nobody answers."""
+        request = health_pb2.HealthCheckRequest()
+        try:
+            answer = await self._call(self._health.Check, request, timeout_s)
+        except (RetryableError, DeadlineExceeded):
+            return False
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+    async def wait_ready(self, timeout_s: float) -> None:
+        """Wait until the server serves. Raises DeadlineExceeded."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            if await self.ready(timeout_s=_left(deadline, timeout_s)):
+                return
+            await asyncio.sleep(min(READY_POLL_S, _left(deadline, timeout_s)))
+
+    async def _events(
+        self, request: inference_pb2.GenerateRequest, timeout_s: float | None
+    ) -> AsyncGenerator[Event, None]:
+        call = self._inference.Generate(request, timeout=timeout_s, metadata=self._metadata)
+        try:
+            async for message in call:
+                event = types.event_of(message)
+                if event is not None:
+                    yield event
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
+        finally:
+            call.cancel()
+
+    async def _call(self, method: Any, request: Any, timeout_s: float | None) -> Any:
+        try:
+            return await method(request, timeout=timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
+
+
+def _left(deadline: float, timeout_s: float) -> float:
+    """Seconds until `deadline`. Raises DeadlineExceeded when it has passed."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise DeadlineExceeded(
+            grpc.StatusCode.DEADLINE_EXCEEDED, f"the server was not ready within {timeout_s:g} s"
+        )
+    return left

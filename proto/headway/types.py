@@ -1,0 +1,296 @@
+"""What goes into a call and comes out of it: plain dataclasses instead of wire messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from headway.errors import FieldViolation, InvalidRequest
+from headway.v1 import admin_pb2, inference_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation. role: usually "system", "user" or "assistant"."""
+
+    role: str
+    content: str
+
+
+Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
+"""A raw text, token ids, or a conversation for the model's chat template."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn and when to stop; None leaves a field to the server.
+
+    temperature 0 is greedy. See inference.proto for ranges and defaults.
+    """
+
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """First event of a stream. seed: repeats this output when sent with the same request."""
+
+    request_id: str
+    model: str
+    prompt_tokens: int
+    seed: int
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Some more output. first_index: of token_ids within the output, from 0. text: what has
+    become certain. emit_time_s: when the engine emitted the newest id, Unix seconds."""
+
+    first_index: int
+    token_ids: tuple[int, ...]
+    text: str
+    emit_time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Last event of a stream.
+
+    reason: "stop" or "length". matched_stop: the stop string or the stop token's id, if one was.
+    completion_tokens: ids that were sent. Times are seconds from the request's arrival at the
+    router, None when unknown; preemptions and replays count what the request went through.
+    """
+
+    reason: str
+    matched_stop: str | int | None
+    prompt_tokens: int
+    completion_tokens: int
+    queue_s: float | None
+    first_token_s: float | None
+    total_s: float | None
+    preemptions: int
+    replays: int
+
+
+Event: TypeAlias = Accepted | Delta | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A whole output."""
+
+    accepted: Accepted
+    token_ids: tuple[int, ...]
+    text: str
+    finished: Finished
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The served model. max_model_len: prompt plus output tokens of one request at most."""
+
+    name: str
+    architecture: str
+    fingerprint: str
+    dtype: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    has_chat_template: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One engine as its router sees it; see admin.proto."""
+
+    engine_id: str
+    address: str
+    epoch: int
+    connected: bool
+    blocks_total: int
+    blocks_free: int
+    running: int
+    waiting: int
+    step: int
+    tokens_per_s: float
+    preemptions: int
+    frame_age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The fleet as one router sees it. model: None until a first engine has connected."""
+
+    version: str
+    uptime_s: float
+    active_streams: int
+    ready: bool
+    model: Model | None
+    engines: tuple[Engine, ...]
+
+
+def generate_request(
+    prompt: Prompt, sampling: Sampling | None, model: str
+) -> inference_pb2.GenerateRequest:
+    """The wire message. Raises InvalidRequest for what no message can hold."""
+    fields = sampling or Sampling()
+    try:
+        request = inference_pb2.GenerateRequest(
+            model=model,
+            sampling=inference_pb2.SamplingParams(
+                max_tokens=fields.max_tokens,
+                min_tokens=fields.min_tokens,
+                temperature=fields.temperature,
+                top_k=fields.top_k,
+                top_p=fields.top_p,
+                min_p=fields.min_p,
+                seed=fields.seed,
+                stop=fields.stop,
+                stop_token_ids=fields.stop_token_ids,
+            ),
+        )
+        if fields.ignore_eos is not None:
+            request.sampling.ignore_eos = fields.ignore_eos
+        _set_input(request, prompt)
+    except (ValueError, TypeError) as error:
+        raise _unfit(error) from error
+    return request
+
+
+def tokenize_request(prompt: str | Sequence[Message], model: str) -> inference_pb2.TokenizeRequest:
+    """The wire message. Raises InvalidRequest for what no message can hold."""
+    request = inference_pb2.TokenizeRequest(model=model)
+    try:
+        _set_input(request, prompt)
+    except (ValueError, TypeError) as error:
+        raise _unfit(error) from error
+    return request
+
+
+def _set_input(
+    request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest, prompt: Prompt
+) -> None:
+    if isinstance(prompt, str):
+        request.text = prompt
+        return
+    messages = [item for item in prompt if isinstance(item, Message)]
+    if messages and len(messages) == len(prompt):
+        turns = [inference_pb2.ChatMessage(role=m.role, content=m.content) for m in messages]
+        request.chat.messages.extend(turns)
+    elif isinstance(request, inference_pb2.GenerateRequest):
+        ids = [item for item in prompt if not isinstance(item, Message)]
+        request.token_ids.CopyFrom(inference_pb2.TokenIds(ids=ids))
+    else:
+        raise TypeError("only a text or messages can be tokenised")
+
+
+def _unfit(error: Exception) -> InvalidRequest:
+    violation = FieldViolation("request", str(error))
+    return InvalidRequest(f"the request cannot be sent: {error}", "INVALID_REQUEST", (violation,))
+
+
+def event_of(message: inference_pb2.GenerateEvent) -> Event | None:
+    """The typed event; None for a kind that a newer server may send."""
+    kind = message.WhichOneof("event")
+    if kind == "accepted":
+        return accepted_of(message.accepted)
+    if kind == "delta":
+        delta = message.delta
+        return Delta(
+            delta.first_index, tuple(delta.token_ids), delta.text, delta.emit_time_unix_us / 1e6
+        )
+    if kind == "finished":
+        return finished_of(message.finished)
+    return None
+
+
+def accepted_of(message: inference_pb2.Accepted) -> Accepted:
+    return Accepted(
+        request_id=message.request_id,
+        model=message.model,
+        prompt_tokens=message.prompt_tokens,
+        seed=message.seed,
+        max_tokens=message.max_tokens,
+    )
+
+
+def finished_of(message: inference_pb2.Finished) -> Finished:
+    kind, timing = message.WhichOneof("matched_stop"), message.timing
+    matched: str | int | None = None
+    if kind == "stop_string":
+        matched = message.stop_string
+    elif kind == "stop_token_id":
+        matched = message.stop_token_id
+    name = inference_pb2.FinishReason.Name(message.reason)
+    return Finished(
+        reason=name.removeprefix("FINISH_REASON_").lower(),
+        matched_stop=matched,
+        prompt_tokens=message.usage.prompt_tokens,
+        completion_tokens=message.usage.completion_tokens,
+        queue_s=timing.queue_s if timing.HasField("queue_s") else None,
+        first_token_s=timing.first_token_s if timing.HasField("first_token_s") else None,
+        total_s=timing.total_s if timing.HasField("total_s") else None,
+        preemptions=timing.preemptions,
+        replays=timing.replays,
+    )
+
+
+def completion_of(message: inference_pb2.CompleteResponse) -> Completion:
+    return Completion(
+        accepted=accepted_of(message.accepted),
+        token_ids=tuple(message.token_ids),
+        text=message.text,
+        finished=finished_of(message.finished),
+    )
+
+
+def model_of(message: inference_pb2.Model) -> Model:
+    return Model(
+        name=message.name,
+        architecture=message.architecture,
+        fingerprint=message.fingerprint,
+        dtype=message.dtype,
+        vocab_size=message.vocab_size,
+        max_model_len=message.max_model_len,
+        eos_token_ids=tuple(message.eos_token_ids),
+        has_chat_template=message.has_chat_template,
+    )
+
+
+def status_of(message: admin_pb2.GetStatusResponse) -> Status:
+    return Status(
+        version=message.router.version,
+        uptime_s=message.router.uptime_s,
+        active_streams=message.router.active_streams,
+        ready=message.router.ready,
+        model=model_of(message.model) if message.HasField("model") else None,
+        engines=tuple(_engine_of(engine) for engine in message.engines),
+    )
+
+
+def _engine_of(message: admin_pb2.EngineStatus) -> Engine:
+    return Engine(
+        engine_id=message.engine_id,
+        address=message.address,
+        epoch=message.epoch,
+        connected=message.connected,
+        blocks_total=message.blocks_total,
+        blocks_free=message.blocks_free,
+        running=message.running,
+        waiting=message.waiting,
+        step=message.step,
+        tokens_per_s=message.tokens_per_s,
+        preemptions=message.preemptions,
+        frame_age_s=message.frame_age_s,
+    )
