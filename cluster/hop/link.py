@@ -60,6 +60,8 @@ class EngineLink:
         self._settings = settings
         self._listener = listener
         self._writer: asyncio.StreamWriter | None = None
+        self._cut_reason = ""
+        self._closing = False
         self._task = asyncio.create_task(self._keep_connected())
 
     @property
@@ -72,19 +74,24 @@ class EngineLink:
             self._writer.write(codec.encode(message))
 
     def disconnect(self, reason: str) -> None:
-        """Cut the connection (protocol broken); it is set up anew."""
+        """Cut the connection (silence, protocol broken); it is set up anew."""
         logger.warning("connection to engine at %s is cut: %s", _show(self.address), reason)
         if self._writer is not None:
+            self._cut_reason = reason
             self._writer.transport.abort()
 
     async def close(self) -> None:
+        # The flag as well: before Python 3.12 wait_for() can swallow a cancellation.
+        self._closing = True
         self._task.cancel()
+        if self._writer is not None:
+            self._writer.transport.abort()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
 
     async def _keep_connected(self) -> None:
         delay = self._settings.retry_min_s
-        while True:
+        while not self._closing:
             try:
                 if await self._one_connection():
                     delay = self._settings.retry_min_s
@@ -99,13 +106,18 @@ class EngineLink:
             asyncio.open_connection(*self.address), self._settings.connect_timeout_s
         )
         reason = "closed by the engine"
+        self._cut_reason = ""
         try:
             self._writer = writer
             welcome = await self._handshake(reader)
             self.welcome = welcome
             self.last_frame_s = time.monotonic()
             self._listener.on_up(self, welcome)
-            reason = await self._read_frames(reader)
+            watch = asyncio.create_task(self._watch_silence())
+            try:
+                reason = await self._read_frames(reader)
+            finally:
+                watch.cancel()
         except WireError as error:
             reason = str(error)
             raise
@@ -131,13 +143,7 @@ class EngineLink:
         return message
 
     async def _read_frames(self, reader: asyncio.StreamReader) -> str:
-        while True:
-            try:
-                body = await asyncio.wait_for(codec.read_body(reader), self._settings.silence_s)
-            except asyncio.TimeoutError:
-                return f"no frame for {self._settings.silence_s:.1f} s"
-            if body is None:
-                return "closed by the engine"
+        while (body := await codec.read_body(reader)) is not None:
             message = codec.decode_down(body)
             if isinstance(message, Goodbye):
                 return message.reason
@@ -145,6 +151,14 @@ class EngineLink:
                 raise WireError("a second welcome")
             self.last_frame_s = time.monotonic()
             self._listener.on_frame(self, message)
+        return self._cut_reason or "closed by the engine"
+
+    async def _watch_silence(self) -> None:
+        """A timer beside the reader: a timeout around every read would cost a task per frame."""
+        limit = self._settings.silence_s
+        while time.monotonic() - self.last_frame_s < limit:
+            await asyncio.sleep(limit / 8)
+        self.disconnect(f"no frame for {limit:.1f} s")
 
 
 def _show(address: tuple[str, int]) -> str:

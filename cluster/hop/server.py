@@ -72,7 +72,9 @@ class _Connection:
         self._writer.write(codec.encode(frame))
         self.last_sent_s = now
 
-    def close(self) -> None:
+    def close(self, reason: str) -> None:
+        with contextlib.suppress(ConnectionError, RuntimeError):
+            self._writer.write(codec.encode(Goodbye(reason)))
         self._writer.close()
 
 
@@ -104,10 +106,14 @@ class HopServer:
             self._heartbeat.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._heartbeat
+            self._heartbeat = None
         for connection in list(self._connections.values()):
-            with contextlib.suppress(ConnectionError, RuntimeError):
-                connection._writer.write(codec.encode(Goodbye(reason)))
-            connection.close()
+            connection.close(reason)
+
+    def abandon(self, reason: str) -> None:
+        """Like stop(), from any thread: the engine is dead, routers must know now."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(lambda: asyncio.ensure_future(self.stop(reason)))
 
     def publish(self, report: StepReport) -> None:
         """Called by the engine loop's thread after each step."""

@@ -84,12 +84,13 @@ class Dispatcher:
     # -- the fleet -----------------------------------------------------------------------------
 
     async def set_engines(self, addresses: set[tuple[str, int]]) -> None:
-        """Connect to exactly these engines. An engine that is no longer listed is let go, and its
-        streams are replayed on the others."""
+        """Connect to these engines. One that is no longer listed is let go of only once its
+        connection is down: a coordinator that restarts with an empty list must not end streams."""
         for address in addresses - self._links.keys():
             self._links[address] = EngineLink(address, self._link_settings, self)
         for address in self._links.keys() - addresses:
-            await self._links.pop(address).close()
+            if not self._links[address].connected:
+                await self._links.pop(address).close()
 
     async def close(self) -> None:
         """End every stream with Unavailable and let the engines go."""
@@ -99,7 +100,9 @@ class Dispatcher:
         self._watch.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._watch
-        await self.set_engines(set())
+        for link in self._links.values():
+            await link.close()
+        self._links.clear()
 
     @property
     def model(self) -> ModelInfo | None:

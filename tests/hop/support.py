@@ -6,16 +6,12 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from cluster.core.config import SchedulerConfig
 from cluster.core.plan import StepPlan
 from cluster.core.sampling import SamplingParams
-from cluster.core.scheduler import Scheduler
-from cluster.engine.core import EngineCore
-from cluster.engine.loop import EngineLoop
 from cluster.hop.link import LinkSettings
-from cluster.hop.server import EngineIdentity, HopServer
+from cluster.hop.service import EngineOptions, EngineService
 from cluster.router.dispatcher import Dispatcher, DispatcherSettings
 from cluster.router.stream import GenerationRequest, TokenBatch, TokenStream
 from cluster.sim.shadow import FinishedStep, ShadowExecutor, reference_output
@@ -28,7 +24,7 @@ class PacedExecutor(ShadowExecutor):
     """The shadow executor at a given pace, so that faults can hit a step under way."""
 
     def __init__(self, step_s: float, *, num_blocks: int, block_size: int) -> None:
-        super().__init__(num_blocks=num_blocks, block_size=block_size, vocab=VOCAB)
+        super().__init__(num_blocks=num_blocks, block_size=block_size, vocab=VOCAB, max_len=400)
         self.step_s = step_s
 
     def submit(self, plan: StepPlan) -> FinishedStep:
@@ -41,34 +37,25 @@ class Engine:
     """One engine on loopback; stop() closes its connections as a death would."""
 
     name: str
-    epoch: int = 1
     num_blocks: int = 64
     step_s: float = 0.001
-    deaths: list[BaseException] = field(default_factory=list)
 
     async def start(self, port: int = 0) -> tuple[str, int]:
-        config = SchedulerConfig(
+        self.executor = PacedExecutor(self.step_s, num_blocks=self.num_blocks, block_size=4)
+        options = EngineOptions(
+            engine_id=self.name,
+            secret=SECRET,
+            port=port,
             max_num_batched_tokens=32,
             max_num_seqs=16,
-            block_size=4,
-            num_blocks=self.num_blocks,
-            max_model_len=400,
         )
-        self.executor = PacedExecutor(self.step_s, num_blocks=self.num_blocks, block_size=4)
-        self.core = EngineCore(Scheduler(config))
-        self.server = HopServer(
-            EngineIdentity(
-                self.name, self.epoch, SECRET, self.executor.info, config.max_sequence_len
-            )
-        )
-        self.loop = EngineLoop(self.core, self.executor, self.server.publish, self.deaths.append)
-        self.loop.start()
-        self.port = await self.server.start(self.loop, "127.0.0.1", port)
+        self.service = EngineService(self.executor, options)
+        self.loop = self.service.loop
+        self.port = await self.service.start()
         return ("127.0.0.1", self.port)
 
     async def stop(self) -> None:
-        await self.server.stop("stopped by the test")
-        await asyncio.to_thread(self.loop.stop)
+        await self.service.stop("stopped by the test")
 
 
 @asynccontextmanager

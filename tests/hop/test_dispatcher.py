@@ -83,7 +83,7 @@ def test_streams_wait_for_an_engine_and_survive_its_restart():
             await engine.stop()
             late = request(9)
             readers.append(asyncio.create_task(read_all(await dispatcher.open(late))))
-            restarted = Engine("a", epoch=2, step_s=0.001)
+            restarted = Engine("a", step_s=0.001)
             await restarted.start(engine.port)
             assert await asyncio.gather(*readers) == [expected(r) for r in [*reqs, late]]
             await settled(restarted)
@@ -100,9 +100,26 @@ def test_a_silent_engine_is_lost():
             readers = [asyncio.create_task(read_all(await dispatcher.open(r))) for r in reqs]
             await asyncio.sleep(0.05)
             # A frozen process: the socket stays open, nothing comes.
-            engines[0].server._distribute = lambda report: None
-            engines[0].server._heartbeat.cancel()
+            hop = engines[0].service._server
+            hop._distribute = lambda report: None
+            hop._heartbeat.cancel()
             assert await asyncio.gather(*readers) == [expected(r) for r in reqs]
+
+    run(scenario())
+
+
+def test_an_engine_whose_step_raises_is_left_at_once():
+    async def scenario():
+        engines = Engine("a", step_s=0.005), Engine("b", step_s=0.005)
+        async with fleet(*engines) as dispatcher:
+            reqs = [request(n, max_tokens=60) for n in range(8)]
+            readers = [asyncio.create_task(read_all(await dispatcher.open(r))) for r in reqs]
+            await asyncio.sleep(0.1)
+            engines[0].executor.sequences.clear()  # the next step finds nothing and raises
+            assert await asyncio.gather(*readers) == [expected(r) for r in reqs]
+            assert "step loop died" in (engines[0].service.health_problem() or "")
+            assert engines[1].service.health_problem() is None
+            assert [e.engine_id for e in dispatcher.engines()] == ["b"]
 
     run(scenario())
 

@@ -1,0 +1,90 @@
+"""A whole engine without Ray: executor, scheduler, loop and hop server, put together."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+from cluster.core.config import SchedulerConfig
+from cluster.core.scheduler import Scheduler
+from cluster.engine.core import EngineCore
+from cluster.engine.executor import Executor
+from cluster.engine.loop import EngineLoop
+from cluster.hop.server import EngineIdentity, HopServer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What an operator chooses per engine, beside the worker's own configuration.
+
+    secret: shared by the cluster. host: interface on which routers reach this engine.
+    stall_s: with work present and no step done for this long, the engine counts as dead.
+    """
+
+    engine_id: str
+    secret: str
+    host: str = "127.0.0.1"
+    port: int = 0
+    max_num_batched_tokens: int = 512
+    max_num_seqs: int = 32
+    watermark: float = 0.02
+    max_preemptions: int = 4
+    stall_s: float = 60.0
+
+
+class EngineService:
+    """Starts and stops the parts in order. Its coroutines belong to one asyncio loop."""
+
+    def __init__(self, executor: Executor, options: EngineOptions) -> None:
+        info = executor.info
+        config = SchedulerConfig(
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            max_num_seqs=options.max_num_seqs,
+            block_size=info.block_size,
+            num_blocks=info.num_blocks,
+            max_model_len=info.max_model_len,
+            watermark=options.watermark,
+            max_preemptions=options.max_preemptions,
+        )
+        self.epoch = time.time_ns() // 1_000_000
+        self.port = 0
+        self._options = options
+        self._dead = False
+        self._server = HopServer(
+            EngineIdentity(
+                engine_id=options.engine_id,
+                epoch=self.epoch,
+                secret=options.secret,
+                model=info,
+                max_sequence_len=config.max_sequence_len,
+            )
+        )
+        self.loop = EngineLoop(
+            EngineCore(Scheduler(config)), executor, self._server.publish, self._on_death
+        )
+
+    async def start(self) -> int:
+        """Returns the port on which routers are taken in."""
+        self.loop.start()
+        self.port = await self._server.start(self.loop, self._options.host, self._options.port)
+        return self.port
+
+    async def stop(self, reason: str) -> None:
+        await self._server.stop(reason)
+        self.loop.stop()
+
+    def health_problem(self) -> str | None:
+        """Why this engine should be replaced; None when it is well."""
+        if self.loop.failure is not None:
+            return f"the step loop died: {self.loop.failure!r}"
+        stalled = self.loop.stalled_for()
+        if stalled > self._options.stall_s:
+            return f"work is present but no step has ended for {stalled:.0f} s: {self.loop.load}"
+        return None
+
+    def _on_death(self, error: BaseException) -> None:
+        # The loop's thread is ending; routers must see EOF now, not at the next health check.
+        self._server.abandon(f"engine died: {error!r}"[:1000])
