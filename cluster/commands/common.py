@@ -1,0 +1,129 @@
+"""What the client commands share: address, sampling options, prompts, and how errors end.
+
+Imports nothing heavy, so that `headway generate` starts in a fraction of a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headway.client import Connection, Sampling
+
+EXIT_OK = 0
+EXIT_SERVER = 1
+"""The server failed, or nobody answered."""
+EXIT_USAGE = 2
+"""The input has to change. Also argparse's own code."""
+EXIT_INTERRUPTED = 130
+"""Ended by Ctrl-C, as shells report it."""
+
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+
+
+def add_connection_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("connection")
+    group.add_argument(
+        "--address",
+        default=os.environ.get("HEADWAY_ADDRESS", DEFAULT_ADDRESS),
+        metavar="HOST:PORT",
+        help="router to talk to (default: $HEADWAY_ADDRESS, else %(default)s)",
+    )
+    group.add_argument(
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
+        help="file with the API key (default: $HEADWAY_API_KEY, else none)",
+    )
+    group.add_argument(
+        "--ca-file",
+        type=Path,
+        metavar="FILE",
+        help="PEM that the server's certificate is signed by",
+    )
+    group.add_argument(
+        "--timeout", type=float, metavar="SECONDS", help="limit for each call (default: none)"
+    )
+
+
+def add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("sampling (default: the model's)")
+    group.add_argument("--max-tokens", type=int, metavar="N", help="tokens to generate at most")
+    group.add_argument("--min-tokens", type=int, metavar="N", help="tokens to generate at least")
+    group.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
+    group.add_argument("--top-k", type=int, metavar="K", help="draw from the K most likely only")
+    group.add_argument("--top-p", type=float, metavar="P", help="draw from this much probability")
+    group.add_argument("--min-p", type=float, metavar="P", help="least share of the most likely")
+    group.add_argument("--seed", type=int, metavar="N", help="repeat an output exactly")
+    group.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end before TEXT; repeatable"
+    )
+    group.add_argument(
+        "--stop-token-ids",
+        action="append",
+        type=int,
+        default=[],
+        metavar="ID",
+        help="end at this token; repeatable",
+    )
+    group.add_argument(
+        "--ignore-eos",
+        action="store_true",
+        default=None,
+        help="go on after the model's end-of-text token",
+    )
+
+
+class UsageError(Exception):
+    """The command line has to change; the message says how."""
+
+
+def connection_of(args: argparse.Namespace) -> Connection:
+    """Raises OSError when the key file cannot be read."""
+    from headway.client import Connection
+
+    key: str | None = os.environ.get("HEADWAY_API_KEY")
+    if args.api_key_file is not None:
+        key = args.api_key_file.read_text("utf-8").strip()
+    return Connection(args.address, api_key=key, ca_file=args.ca_file)
+
+
+def sampling_of(args: argparse.Namespace) -> Sampling:
+    from headway.client import Sampling
+
+    values = {item.name: getattr(args, item.name) for item in fields(Sampling)}
+    values["stop"] = tuple(args.stop)
+    values["stop_token_ids"] = tuple(args.stop_token_ids)
+    return Sampling(**values)
+
+
+def reporting_errors(command: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
+    """Run a command; whatever ends it becomes one line on stderr and an exit code."""
+    from headway.client import ClientError, HeadwayRpcError
+
+    try:
+        return command(args)
+    except (ClientError, UsageError) as error:
+        return _fail(str(error), EXIT_USAGE)
+    except HeadwayRpcError as error:
+        return _fail(f"{args.address}: {error}", EXIT_SERVER)
+    except BrokenPipeError:
+        # The reader (head, less) has seen enough. Python would complain once more when it
+        # flushes stdout at exit; there is nowhere to flush it to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+    except OSError as error:
+        return _fail(str(error), EXIT_USAGE)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"headway: {' '.join(message.split())}", file=sys.stderr)
+    return code

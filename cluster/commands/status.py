@@ -1,0 +1,104 @@
+"""`headway status`: the fleet at a glance."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import time
+from typing import TYPE_CHECKING
+
+from cluster.commands import common
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from headway.client import Status
+    from headway.types import Engine
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "status",
+        help="show engines, blocks and load",
+        description="Show the engines as the router sees them.",
+    )
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    parser.add_argument("--watch", action="store_true", help="refresh until Ctrl-C")
+    parser.add_argument(
+        "--interval",
+        type=float,
+        default=1.0,
+        metavar="SECONDS",
+        help="time between refreshes (default: %(default)s)",
+    )
+    common.add_connection_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 when the router answered, 1 when it did not, 2 for bad options."""
+    return common.reporting_errors(_status, args)
+
+
+def _status(args: argparse.Namespace) -> int:
+    from headway.client import Client
+
+    if not 0.05 <= args.interval <= 3600.0:
+        raise common.UsageError(f"--interval must be 0.05 to 3600 s, got {args.interval:g}")
+    # Without a limit a watch on a router that hangs would hang too.
+    timeout_s = 10.0 if args.timeout is None else args.timeout
+    with Client(common.connection_of(args)) as client:
+        if args.json:
+            while True:
+                status = client.status(timeout_s=timeout_s)
+                print(json.dumps(dataclasses.asdict(status), ensure_ascii=False), flush=True)
+                if not args.watch:
+                    return common.EXIT_OK
+                time.sleep(args.interval)
+        from rich.console import Console
+
+        if not args.watch:
+            Console().print(render(client.status(timeout_s=timeout_s)))
+            return common.EXIT_OK
+        from rich.live import Live
+
+        with Live(render(client.status(timeout_s=timeout_s)), auto_refresh=False) as live:
+            while True:
+                time.sleep(args.interval)
+                live.update(render(client.status(timeout_s=timeout_s)), refresh=True)
+
+
+def render(status: Status) -> RenderableType:
+    """The table, with one line about router and model above it."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    model = "no model yet" if status.model is None else status.model.name
+    ready = Text("ready", "green") if status.ready else Text("not ready", "red")
+    head = Text(f"headway {status.version}  {model}  up {status.uptime_s:.0f} s  ")
+    head.append(f"{status.active_streams} streams  ").append(ready)
+    table = Table()
+    table.add_column("engine")
+    table.add_column("address")
+    for name in ("epoch", "blocks free", "running", "waiting", "tok/s", "preempted", "frame age"):
+        table.add_column(name, justify="right")
+    for engine in status.engines:
+        table.add_row(*_row(engine), style=None if engine.connected else "red")
+    return Group(head, table)
+
+
+def _row(engine: Engine) -> list[str]:
+    name = engine.engine_id if engine.connected else f"{engine.engine_id} (lost)"
+    return [
+        name,
+        engine.address,
+        str(engine.epoch),
+        f"{engine.blocks_free}/{engine.blocks_total}",
+        str(engine.running),
+        str(engine.waiting),
+        f"{engine.tokens_per_s:.1f}",
+        str(engine.preemptions),
+        f"{engine.frame_age_s:.2f} s",
+    ]
