@@ -56,15 +56,17 @@ def greedy_requests(vocab: int) -> list[Request]:
 @torch.inference_mode()
 def oracle_tokens(folder: Path, prompt_list: list[list[int]], count: int) -> list[list[int]]:
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.generation_config.eos_token_id = None
     outputs = []
     for prompt in prompt_list:
-        tokens, emitted, cache = torch.tensor([prompt]), [], None
-        for _ in range(count):
-            step = model(tokens, past_key_values=cache, use_cache=True)
-            cache = step.past_key_values
-            emitted.append(int(step.logits[0, -1].argmax()))
-            tokens = torch.tensor([[emitted[-1]]])
-        outputs.append(emitted)
+        tokens = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=count,
+            do_sample=False,
+            pad_token_id=0,
+        )
+        outputs.append(tokens[0, len(prompt) :].tolist())
     return outputs
 
 
