@@ -1,0 +1,110 @@
+"""The coordinator: a named actor that knows which engines exist. Never in a token's path."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from cluster.fleet.registry import EngineRecord, EngineRegistry
+
+logger = logging.getLogger(__name__)
+
+COORDINATOR_NAME = "headway-coordinator"
+NAMESPACE = "headway"
+CALL_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class StartupReport:
+    """How far a replica's start has come. share: 0 to 1. error: why it failed, "" if it has not."""
+
+    source: str
+    stage: str
+    share: float
+    error: str = ""
+
+
+class Coordinator:
+    """State that its engines tell again within a second; safe to restart at any time."""
+
+    def __init__(self) -> None:
+        self._registry = EngineRegistry()
+        self._reports: dict[str, StartupReport] = {}
+
+    def renew(self, record: EngineRecord) -> bool:
+        return self._registry.renew(record, time.monotonic())
+
+    def remove(self, engine_id: str, epoch: int) -> None:
+        self._registry.remove(engine_id, epoch)
+
+    def engines(self) -> list[EngineRecord]:
+        return self._registry.alive(time.monotonic())
+
+    def report(self, report: StartupReport) -> None:
+        self._reports[report.source] = report
+
+    def reports(self) -> list[StartupReport]:
+        return list(self._reports.values())
+
+
+class CoordinatorClient:
+    """Calls the coordinator, creating it if need be; blocking, for use from plain threads.
+
+    Every call may raise ray's errors; callers go on with what they know.
+    """
+
+    def __init__(self) -> None:
+        self._actor: Any = None
+
+    def renew(self, record: EngineRecord) -> bool:
+        return bool(self._call("renew", record))
+
+    def remove(self, engine_id: str, epoch: int) -> None:
+        self._call("remove", engine_id, epoch)
+
+    def engines(self) -> list[EngineRecord]:
+        records: list[EngineRecord] = self._call("engines")
+        return records
+
+    def report(self, report: StartupReport) -> None:
+        """Best effort: a start must not fail because nobody can be told about it."""
+        try:
+            self._call("report", report)
+        except Exception:
+            logger.warning("the coordinator cannot be told: %s", report, exc_info=True)
+
+    def reports(self) -> list[StartupReport]:
+        reports: list[StartupReport] = self._call("reports")
+        return reports
+
+    def _call(self, method: str, *args: Any) -> Any:
+        if self._actor is None:
+            self._actor = (
+                ray.remote(Coordinator)
+                .options(
+                    name=COORDINATOR_NAME,
+                    namespace=NAMESPACE,
+                    get_if_exists=True,
+                    lifetime="detached",
+                    num_cpus=0,
+                    max_restarts=-1,
+                )
+                .remote()
+            )
+        try:
+            return ray.get(getattr(self._actor, method).remote(*args), timeout=CALL_TIMEOUT_S)
+        except Exception:
+            self._actor = None  # looked up anew next time: it may have been replaced
+            raise
+
+
+def stop_coordinator() -> None:
+    """Remove the coordinator, if there is one."""
+    try:
+        ray.kill(ray.get_actor(COORDINATOR_NAME, namespace=NAMESPACE))
+    except ValueError:
+        return

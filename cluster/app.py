@@ -1,0 +1,95 @@
+"""The composition root: the one module where workers, engine, router, gateway and Ray meet."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ray import serve
+from ray.serve import Application
+
+from cluster.actors.engine import EngineProgress, EngineReplica
+from cluster.actors.router import RouterReplica
+from cluster.gateway.server import GatewayServer, build_server
+from cluster.hop.link import LinkSettings
+from cluster.hop.service import EngineOptions, EngineService
+from cluster.router.dispatcher import Dispatcher
+from cluster.settings import ServeSettings
+from cluster.text.tokenizer import Tokenizer
+
+APP_NAME = "headway"
+ROUTER_GRACE_S = 5.0
+
+
+def build_engine(
+    settings: ServeSettings, engine_id: str, host: str, progress: EngineProgress
+) -> EngineService:
+    """Load the model and put an engine around it. Runs inside the engine's process."""
+    # Only here: routers and the driver do without torch.
+    from workers.executor import LocalExecutor
+
+    executor = LocalExecutor(settings.worker, progress)
+    options = EngineOptions(
+        engine_id=engine_id,
+        secret=settings.secret,
+        host=host,
+        max_num_batched_tokens=settings.worker.max_num_batched_tokens,
+        max_num_seqs=settings.worker.max_num_seqs,
+        watermark=settings.watermark,
+    )
+    return EngineService(executor, options)
+
+
+class RunningRouter:
+    """A dispatcher and the gateway in front of it."""
+
+    def __init__(self, dispatcher: Dispatcher, server: GatewayServer) -> None:
+        self._dispatcher = dispatcher
+        self._server = server
+        self.port = server.port
+
+    async def set_engines(self, addresses: set[tuple[str, int]]) -> None:
+        await self._dispatcher.set_engines(addresses)
+
+    async def stop(self) -> None:
+        """No new calls, a grace period for those under way, then the engines are let go."""
+        await self._server.stop(ROUTER_GRACE_S)
+        await self._dispatcher.close()
+
+
+async def build_router(settings: ServeSettings, router_id: str) -> RunningRouter:
+    """Start a router. Runs inside the router's process, in the loop that it will live in."""
+    tokenizer = Tokenizer.from_folder(settings.worker.model)
+    dispatcher = Dispatcher(LinkSettings(router_id, settings.secret))
+    try:
+        server = build_server(dispatcher, tokenizer, settings.gateway)
+        await server.start()
+    except BaseException:
+        await dispatcher.close()
+        raise
+    return RunningRouter(dispatcher, server)
+
+
+def application(settings: ServeSettings) -> Application:
+    """The Serve application: engines, and routers in front of them."""
+    engines = serve.deployment(
+        EngineReplica,
+        name="Engine",
+        num_replicas=settings.engines,
+        ray_actor_options={"num_cpus": 0, "num_gpus": settings.gpus_per_engine},
+        health_check_period_s=2.0,
+        health_check_timeout_s=10.0,
+        graceful_shutdown_timeout_s=30.0,
+        # A model that does not load will not load the third time either.
+        max_constructor_retry_count=1,
+    ).bind(partial(build_engine, settings))
+    routers = serve.deployment(
+        RouterReplica,
+        name="Router",
+        num_replicas=settings.routers,
+        ray_actor_options={"num_cpus": 0},
+        health_check_period_s=2.0,
+        health_check_timeout_s=10.0,
+        graceful_shutdown_timeout_s=40.0,
+        max_constructor_retry_count=1,
+    )
+    return routers.bind(partial(build_router, settings), engines)

@@ -1,0 +1,1 @@
+"""One module per subcommand of `headway`: add_parser(subparsers) and run(args) -> exit code."""

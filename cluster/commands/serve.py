@@ -1,0 +1,194 @@
+"""`headway serve`: a model served on this machine, until Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import secrets
+import signal
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cluster import preflight
+from cluster.core.config import WorkerConfig
+from cluster.core.errors import ConfigError
+from cluster.gateway.config import DEFAULT_ADDRESS, GatewayConfig, TlsFiles
+
+if TYPE_CHECKING:
+    from cluster.settings import ServeSettings
+
+
+def add_parser(subparsers: Any) -> None:
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "serve",
+        help="serve a model on this machine",
+        description="Start Ray, one or more engines and a router; serve until Ctrl-C.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument(
+        "--model",
+        metavar="PATH",
+        help="Hugging Face folder (config.json, *.safetensors, tokenizer.json); "
+        "without it the embedded SmolLM2-135M-Instruct, fetched once",
+    )
+    parser.add_argument("--address", default=DEFAULT_ADDRESS, metavar="HOST:PORT", help="front door")
+    parser.add_argument("--engines", type=int, default=1, help="engines behind the router")
+    parser.set_defaults(run=run)
+    _add_engine_options(parser)
+    _add_gateway_options(parser)
+
+
+def _add_engine_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("engine")
+    group.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
+    group.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    group.add_argument("--attention-backend", default="auto", help="auto or the name of one")
+    group.add_argument(
+        "--max-num-batched-tokens",
+        type=int,
+        default=None,
+        help="token budget of a step (default: 256 on CPU, 2048 on GPU)",
+    )
+    group.add_argument(
+        "--max-num-seqs",
+        type=int,
+        default=None,
+        help="sequences running at once (default: 32 on CPU, 256 on GPU)",
+    )
+    group.add_argument("--block-size", type=int, default=16, help="KV positions per block")
+    group.add_argument("--num-blocks", type=int, default=None, help="KV blocks; overrides the share")
+    group.add_argument(
+        "--kv-memory-share", type=float, default=0.3, help="share of free memory for the KV cache"
+    )
+    group.add_argument("--watermark", type=float, default=0.02, help="share of blocks kept free")
+    group.add_argument("--max-model-len", type=int, default=None, help="default: the model's")
+    group.add_argument("--threads", type=int, default=1, help="CPU threads per engine")
+
+
+def _add_gateway_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("front door")
+    group.add_argument("--api-keys-file", type=Path, help="one key per line; default: open to all")
+    group.add_argument("--tls-certificate", type=Path, help="PEM; with --tls-key")
+    group.add_argument("--tls-key", type=Path, help="PEM")
+
+
+def run(args: argparse.Namespace) -> int:
+    # Late: Ray takes seconds to import, and `headway generate` must not pay for it.
+    from cluster.local_cluster import LocalCluster, Timeline
+
+    say = Timeline(lambda line: print(line, flush=True))
+    preflight.check_python()
+    host, _, port = args.address.rpartition(":")
+    gateway = _gateway(args)
+    preflight.check_port(host, int(port))
+    preflight.check_shared_memory()
+    model = _model_folder(args.model, say)
+    preflight.check_memory(sum(f.stat().st_size for f in model.glob("*.safetensors")))
+    settings = _settings(args, model, gateway)
+    stop = _stop_signal()
+    with LocalCluster(settings, say) as cluster:
+        cluster.deploy()
+        _say_ready(say, args.address, model, cluster.log_folder)
+        with contextlib.suppress(KeyboardInterrupt):
+            cluster.wait(stop)
+    return 0
+
+
+def _gateway(args: argparse.Namespace) -> GatewayConfig:
+    if (args.tls_certificate is None) != (args.tls_key is None):
+        raise ConfigError("--tls-certificate and --tls-key go together; one is missing")
+    tls = TlsFiles(args.tls_certificate, args.tls_key) if args.tls_key is not None else None
+    return GatewayConfig(address=args.address, tls=tls, api_keys_file=args.api_keys_file)
+
+
+def _model_folder(given: str | None, say: Any) -> Path:
+    """The folder to serve, checked from its headers before anything is started."""
+    if given is not None:
+        folder = Path(given).expanduser().resolve()
+    else:
+        from workers.pull import default_cache, pull_default
+
+        folder = pull_default(default_cache(), lambda stage, share: _say_share(say, stage, share))
+    from workers.models.registry import open_checkpoint
+
+    open_checkpoint(str(folder)).close()
+    return folder
+
+
+def _settings(args: argparse.Namespace, model: Path, gateway: GatewayConfig) -> ServeSettings:
+    from cluster.settings import ServeSettings
+
+    gpus = _gpus_per_engine(args.device)
+    worker = WorkerConfig(
+        model=str(model),
+        dtype=args.dtype,
+        device="cuda" if gpus else "cpu",
+        attention_backend=args.attention_backend,
+        block_size=args.block_size,
+        num_blocks=args.num_blocks,
+        kv_memory_share=args.kv_memory_share / args.engines,
+        max_num_batched_tokens=_either(args.max_num_batched_tokens, 2048 if gpus else 256),
+        max_num_seqs=_either(args.max_num_seqs, 256 if gpus else 32),
+        max_model_len=args.max_model_len,
+        threads=args.threads,
+    )
+    return ServeSettings(
+        worker=worker,
+        gateway=gateway,
+        secret=secrets.token_hex(32),
+        engines=args.engines,
+        gpus_per_engine=gpus,
+        watermark=args.watermark,
+    )
+
+
+def _gpus_per_engine(device: str) -> int:
+    """1 where the engine is to run on a GPU."""
+    if device == "cpu":
+        return 0
+    import torch
+
+    if torch.cuda.is_available():
+        return 1
+    if device == "cuda":
+        raise ConfigError("--device cuda: torch sees no GPU; check the driver or use --device cpu")
+    return 0
+
+
+def _either(given: int | None, default: int) -> int:
+    return default if given is None else given
+
+
+def _say_share(say: Any, stage: str, share: float) -> None:
+    say(f"{stage} {share:4.0%}")
+
+
+def _say_ready(say: Any, address: str, model: Path, log_folder: str) -> None:
+    where = "" if address == DEFAULT_ADDRESS else f" --address {address}"
+    say(f"ready: {model.name} on {address} (gRPC); logs in {log_folder}")
+    print(
+        "\nIn another terminal:\n"
+        f'    headway generate{where} "Why is the sky blue?"\n'
+        f"    headway status{where}\n"
+        "Ctrl-C stops everything.\n",
+        flush=True,
+    )
+
+
+def _stop_signal() -> threading.Event:
+    """Set by the first SIGINT or SIGTERM; a second one ends the process at once."""
+    stop = threading.Event()
+
+    def on_signal(number: int, frame: Any) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        stop.set()
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, on_signal)
+    signal.signal(signal.SIGTERM, on_signal)
+    return stop
+
+

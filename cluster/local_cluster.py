@@ -1,0 +1,143 @@
+"""A Ray and Serve application on this one machine, started and stopped in order."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+
+import ray
+from ray import serve
+
+from cluster.actors.coordinator import (
+    NAMESPACE,
+    CoordinatorClient,
+    StartupReport,
+    stop_coordinator,
+)
+from cluster.app import APP_NAME, application
+from cluster.core.errors import HeadwayError
+from cluster.settings import ServeSettings
+
+OBJECT_STORE_BYTES = 96 << 20
+"""Tokens never go through Ray's object store; this is about the least that Ray accepts."""
+REPORT_PERIOD_S = 0.25
+
+Say = Callable[[str], None]
+
+
+class StartFailed(HeadwayError):
+    """A replica could not start; the message says why."""
+
+
+class LocalCluster:
+    """Context manager: Ray up on entry, everything down on exit, whatever happened in between."""
+
+    def __init__(self, settings: ServeSettings, say: Say) -> None:
+        self._settings = settings
+        self._say = say
+
+    def __enter__(self) -> LocalCluster:
+        self._say("starting Ray on this machine")
+        # A user's Ray cluster must not be touched, and nothing is reported to anybody.
+        os.environ.pop("RAY_ADDRESS", None)
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
+        ray.init(
+            address="local",
+            namespace=NAMESPACE,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+            object_store_memory=OBJECT_STORE_BYTES,
+            _node_ip_address="127.0.0.1",
+        )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._say("shutting down: router, engines, Ray")
+        # Ray reports to stderr that Serve's controller, told to end, has ended.
+        with contextlib.redirect_stderr(io.StringIO()):
+            with contextlib.suppress(Exception):
+                serve.shutdown()
+            with contextlib.suppress(Exception):
+                stop_coordinator()
+            ray.shutdown()
+        self._say("stopped")
+
+    @property
+    def log_folder(self) -> str:
+        return os.path.join(ray._private.worker._global_node.get_session_dir_path(), "logs")
+
+    def deploy(self) -> None:
+        """Start engines and routers; returns when all are ready. Raises StartFailed."""
+        self._say(f"starting {self._settings.routers} router(s), {self._settings.engines} engine(s)")
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
+        serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
+        with self._telling_progress():
+            try:
+                serve.run(application(self._settings), name=APP_NAME, route_prefix=None)
+            except RuntimeError as error:
+                raise StartFailed(self._reason(error)) from error
+
+    def wait(self, stop: threading.Event) -> None:
+        """Until `stop` is set."""
+        while not stop.wait(0.2):
+            pass
+
+    def _reason(self, error: RuntimeError) -> str:
+        with contextlib.suppress(Exception):
+            for report in CoordinatorClient().reports():
+                if report.error:
+                    return report.error
+        return f"Ray Serve could not start the application ({error}); logs: {self.log_folder}"
+
+    @contextlib.contextmanager
+    def _telling_progress(self) -> Iterator[None]:
+        done = threading.Event()
+        teller = threading.Thread(target=self._tell_progress, args=(done,), daemon=True)
+        teller.start()
+        try:
+            yield
+        finally:
+            done.set()
+            teller.join(5.0)
+
+    def _tell_progress(self, done: threading.Event) -> None:
+        client = CoordinatorClient()
+        told: dict[str, StartupReport] = {}
+        while True:
+            last_round = done.wait(REPORT_PERIOD_S)
+            with contextlib.suppress(Exception):
+                for report in client.reports():
+                    self._tell(report, told.get(report.source))
+                    told[report.source] = report
+            if last_round:
+                return
+
+    def _tell(self, report: StartupReport, before: StartupReport | None) -> None:
+        if before is not None and before.stage == report.stage and report.share - before.share < 0.25:
+            return
+        share = f" {report.share:4.0%}" if 0 < report.share < 1 else ""
+        self._say(f"{report.source}: {report.error or report.stage}{share}")
+
+
+class Timeline:
+    """Prints lines with the seconds since it was made."""
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._write = write
+        self._started_s = time.monotonic()
+
+    def __call__(self, line: str) -> None:
+        self._write(f"[{time.monotonic() - self._started_s:5.1f}s] {line}")
