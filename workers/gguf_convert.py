@@ -74,10 +74,13 @@ def convert(source: Path, target: Path, progress: Progress) -> None:
     metadata.expect("tokenizer.ggml.pre", "smollm")
     tensor_names = {tensor.name for tensor in reader.tensors}
     _write_json(target / "config.json", _config(metadata, tensor_names))
-    _write_json(target / "generation_config.json", _generation_config(metadata))
+    _write_json(target / "generation_config.json", _special_ids(metadata))
     _write_tokenizer(metadata, target)
     weights = dict(_weights(reader, metadata, progress))
-    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+    weights_file = target / "model.safetensors"
+    save_file(weights, weights_file, metadata={"format": "pt"})
+    # safetensors writes for the owner alone; a model baked into an image is read by others.
+    weights_file.chmod(0o644)
 
 
 def _config(metadata: GgufMetadata, tensor_names: set[str]) -> dict[str, Any]:
@@ -112,10 +115,6 @@ def _special_ids(metadata: GgufMetadata) -> dict[str, int]:
         "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id"),
         "pad_token_id": metadata.get("tokenizer.ggml.padding_token_id"),
     }
-
-
-def _generation_config(metadata: GgufMetadata) -> dict[str, Any]:
-    return {"_from_model_config": True, **_special_ids(metadata)}
 
 
 # -- tokenizer ---------------------------------------------------------------------------------

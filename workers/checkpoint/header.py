@@ -85,7 +85,7 @@ def _entry(path: Path, name: str, value: Any, start: int) -> TensorEntry:
     dtype: Any = value.get("dtype")
     shape: Any = value.get("shape")
     offsets: Any = value.get("data_offsets")
-    if dtype not in DTYPE_BYTES:
+    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         raise ModelError(f"{where}: dtype must be one of {sorted(DTYPE_BYTES)}, got {dtype!r}")
     if not _natural_numbers(shape):
         raise ModelError(f"{where}: shape must be a list of integers >= 0, got {shape!r}")
