@@ -185,7 +185,9 @@ def _set_input(
         request.text = prompt
         return
     messages = [item for item in prompt if isinstance(item, Message)]
-    if messages and len(messages) == len(prompt):
+    if messages:
+        if len(messages) != len(prompt):
+            raise TypeError("a prompt is all messages or all token ids")
         turns = [inference_pb2.ChatMessage(role=m.role, content=m.content) for m in messages]
         request.chat.messages.extend(turns)
     elif isinstance(request, inference_pb2.GenerateRequest):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import ParamSpec
 
 import grpc.aio
+from google.rpc import error_details_pb2, status_pb2
 
 from cluster.core.errors import HeadwayError
 from cluster.core.modelinfo import ModelInfo
@@ -25,6 +28,17 @@ from cluster.text.tokenizer import Tokenizer
 from headway.v1 import inference_pb2_grpc
 
 NAME = "tiny"
+P = ParamSpec("P")
+
+
+def in_loop(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
+    """Run an asynchronous test in a loop of its own, 30 s at the most."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        asyncio.run(asyncio.wait_for(test(*args, **kwargs), timeout=30))
+
+    return run
 
 
 def tiny_model(**changes: object) -> ModelInfo:
@@ -168,6 +182,25 @@ async def gateway(
 def loopback(**changes: object) -> GatewayConfig:
     limits = changes.pop("limits", Limits())
     return GatewayConfig(address="127.0.0.1:0", limits=limits, **changes)  # type: ignore[arg-type]
+
+
+def details_of(error: grpc.aio.AioRpcError) -> dict[str, object]:
+    """The google.rpc details of a failed call by name: "ErrorInfo", "BadRequest", "RetryInfo"."""
+    kinds = {
+        kind.DESCRIPTOR.name: kind
+        for kind in (
+            error_details_pb2.ErrorInfo,
+            error_details_pb2.BadRequest,
+            error_details_pb2.RetryInfo,
+        )
+    }
+    trailers = dict(error.trailing_metadata() or ())
+    status = status_pb2.Status.FromString(trailers["grpc-status-details-bin"])
+    found: dict[str, object] = {}
+    for detail in status.details:
+        name = detail.type_url.rpartition(".")[2]
+        found[name] = kinds[name].FromString(detail.value)
+    return found
 
 
 async def eventually(condition: Callable[[], bool], within_s: float = 2.0) -> None:
