@@ -74,6 +74,7 @@ class Scheduler:
         self._victims = policies.victims
         self._admission = Admission(config, policies.reservation)
         self._next_id: SequenceId = 1
+        self._turn = 0
         self._in_flight: StepPlan | None = None
         self._shares: list[tuple[Sequence, int]] = []
         self._released: list[SequenceId] = []
@@ -232,7 +233,7 @@ class Scheduler:
     def _fill(self, draft: StepDraft, plan: StepPlan) -> None:
         """Turn shares into rows, decodes first, and take the blocks they need."""
         rows, shares = plan.rows, draft.shares
-        block_size, step = self.config.block_size, plan.step
+        block_size, turn = self.config.block_size, self._turn
         num_tokens = 0
         for sequence, count in shares:
             start = sequence.computed
@@ -242,14 +243,17 @@ class Scheduler:
                 new_blocks = self.pool.allocate(-(-(end - sequence.capacity) // block_size))
                 sequence.grant(new_blocks, block_size)
             rows.append(Row(sequence.seq_id, start, count, end == len(sequence.tokens), new_blocks))
-            sequence.served_step = step
+            turn += 1
+            sequence.turn = turn
             num_tokens += count
         for sequence, count in draft.starts:
             rows.append(
                 Row(sequence.seq_id, 0, count, count == len(sequence.tokens), sequence.blocks[:])
             )
-            sequence.served_step = step
+            turn += 1
+            sequence.turn = turn
             num_tokens += count
+        self._turn = turn
         self._shares = shares + draft.starts
         plan.num_tokens = num_tokens
         for row in rows:

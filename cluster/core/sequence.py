@@ -15,7 +15,7 @@ class Sequence:
     len(tokens), since the newest token's KV is computed by the step that samples the next one.
     capacity: positions that `blocks` hold. rank: arrival order; the smaller goes first.
     recomputed: positions whose KV was thrown away and had to be computed again.
-    served_step: the newest step that had a share for it.
+    turn: number of its newest share, over all sequences and steps; the smallest waits longest.
     """
 
     __slots__ = (
@@ -31,10 +31,10 @@ class Sequence:
         "recomputed",
         "sampling",
         "seq_id",
-        "served_step",
         "state",
         "stop_ids",
         "tokens",
+        "turn",
     )
 
     def __init__(self, seq_id: SequenceId, request: EngineRequest, arrival_s: float) -> None:
@@ -51,7 +51,7 @@ class Sequence:
         self.capacity = 0
         self.preemptions = 0
         self.recomputed = 0
-        self.served_step = 0
+        self.turn = 0
         self.arrival_s = arrival_s
         self.admitted_s: float | None = None
 

@@ -11,7 +11,7 @@ class ChunkedPrefill:
     step; unfinished prefills and then newcomers share the rest, so the gap between two tokens
     is bounded by the budget and never by somebody else's prompt.
 
-    With more decodes than budget they rotate: a step starts after the last one served before.
+    With more decodes than budget they rotate: those that have waited longest go first.
     """
 
     name = "chunked"
@@ -22,7 +22,7 @@ class ChunkedPrefill:
         for sequence in draft.running:
             (decodes if sequence.remaining == 1 else prefills).append(sequence)
         if len(decodes) > draft.budget:
-            decodes.sort(key=lambda s: s.served_step)
+            decodes.sort(key=lambda s: s.turn)
             del decodes[draft.budget :]
         for sequence in decodes:
             draft.give(sequence, 1)
