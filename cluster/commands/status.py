@@ -71,6 +71,7 @@ def _status(args: argparse.Namespace) -> int:
 
 def render(status: Status) -> RenderableType:
     """The table, with one line about router and model above it."""
+    from rich import box
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -79,11 +80,12 @@ def render(status: Status) -> RenderableType:
     ready = Text("ready", "green") if status.ready else Text("not ready", "red")
     head = Text(f"headway {status.version}  {model}  up {status.uptime_s:.0f} s  ")
     head.append(f"{status.active_streams} streams  ").append(ready)
-    table = Table()
-    table.add_column("engine")
-    table.add_column("address")
-    for name in ("epoch", "blocks free", "running", "waiting", "tok/s", "preempted", "frame age"):
-        table.add_column(name, justify="right")
+    # Fits a terminal of 80; epoch and step are in the JSON. In a narrower one the address folds.
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("engine", no_wrap=True, min_width=8)
+    table.add_column("address", overflow="fold")
+    for name in ("free/blocks", "run", "wait", "tok/s", "preempt", "age"):
+        table.add_column(name, justify="right", no_wrap=True)
     for engine in status.engines:
         table.add_row(*_row(engine), style=None if engine.connected else "red")
     return Group(head, table)
@@ -94,7 +96,6 @@ def _row(engine: Engine) -> list[str]:
     return [
         name,
         engine.address,
-        str(engine.epoch),
         f"{engine.blocks_free}/{engine.blocks_total}",
         str(engine.running),
         str(engine.waiting),
