@@ -81,7 +81,7 @@ def render(status: Status) -> RenderableType:
     head = Text(f"headway {status.version}  {model}  up {status.uptime_s:.0f} s  ")
     head.append(f"{status.active_streams} streams  ").append(ready)
     # Fits a terminal of 80; epoch and step are in the JSON. In a narrower one the address folds.
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("engine", no_wrap=True, min_width=8)
     table.add_column("address", overflow="fold")
     for name in ("free/blocks", "run", "wait", "tok/s", "preempt", "age"):
@@ -92,14 +92,13 @@ def render(status: Status) -> RenderableType:
 
 
 def _row(engine: Engine) -> list[str]:
-    name = engine.engine_id if engine.connected else f"{engine.engine_id} (lost)"
     return [
-        name,
+        engine.engine_id,
         engine.address,
         f"{engine.blocks_free}/{engine.blocks_total}",
         str(engine.running),
         str(engine.waiting),
         f"{engine.tokens_per_s:.1f}",
         str(engine.preemptions),
-        f"{engine.frame_age_s:.2f} s",
+        f"{engine.frame_age_s:.2f} s" if engine.connected else "lost",
     ]
