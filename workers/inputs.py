@@ -87,7 +87,6 @@ class InputBuilder:
             )
 
     def _grant(self, row: Row) -> int:
-        lane = self._table.lane(row.seq_id)
         if row.new_blocks:
             low, high = min(row.new_blocks), max(row.new_blocks)
             if low < 1 or high > self._limits.num_blocks:
@@ -95,8 +94,7 @@ class InputBuilder:
                     f"sequence {row.seq_id}: blocks must be in [1, {self._limits.num_blocks}], "
                     f"got {low} to {high}"
                 )
-            self._table.grant(lane, row.new_blocks)
-        return lane
+        return self._table.grant(row.seq_id, row.new_blocks)
 
     def _check_rows(
         self, plan: StepPlan, lanes: np.ndarray, counts: np.ndarray, ends: np.ndarray

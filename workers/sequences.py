@@ -72,23 +72,22 @@ class SequenceTable:
         self._sampling[lane] = None
         self._free.append(lane)
 
-    def lane(self, seq_id: SequenceId) -> int:
-        """Raises RuntimeError for a sequence that is not held."""
+    def grant(self, seq_id: SequenceId, new_blocks: list[BlockId]) -> int:
+        """Append blocks to a sequence's table and return its lane.
+
+        Raises RuntimeError for a sequence that is not held, or beyond the longest one.
+        """
         lane = self._lane_of.get(seq_id)
         if lane is None:
             raise RuntimeError(f"sequence {seq_id} is in a row but was never admitted")
+        if new_blocks:
+            held, most = int(self.num_blocks[lane]), self.blocks.shape[1]
+            total = held + len(new_blocks)
+            if total > most:
+                raise RuntimeError(f"sequence {seq_id} holds at most {most} blocks, not {total}")
+            self.blocks[lane, held:total] = new_blocks
+            self.num_blocks[lane] = total
         return lane
-
-    def grant(self, lane: int, new_blocks: list[BlockId]) -> None:
-        """Append blocks to a lane's table. Raises RuntimeError beyond the longest sequence."""
-        held = int(self.num_blocks[lane])
-        total = held + len(new_blocks)
-        if total > self.blocks.shape[1]:
-            raise RuntimeError(
-                f"a sequence holds at most {self.blocks.shape[1]} blocks, not {total}"
-            )
-        self.blocks[lane, held:total] = new_blocks
-        self.num_blocks[lane] = total
 
     def append(self, lane: int, token_id: TokenId) -> None:
         """Add a sampled token. Beyond max_model_len it is not kept: such a sequence is done."""

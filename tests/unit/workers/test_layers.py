@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from workers.checkpoint.modelconfig import RopeScaling
+from workers.layers.linear import DenseLinear, PackedLinear, make_linear
+from workers.layers.mlp import GatedMLP
+from workers.layers.norm import RMSNorm
+from workers.layers.rotary import Rotary, inverse_frequencies, rotate
+
+CPU = torch.device("cpu")
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 2, 16, 33])
+@pytest.mark.parametrize("biased", [False, True])
+def test_packed_linear_equals_the_dense_one(dtype, rows, biased):
+    weight, x = random(96, 64, dtype=dtype), random(rows, 64, dtype=dtype)
+    bias = random(96, dtype=dtype) if biased else None
+    linear = make_linear(weight, bias)
+    if not isinstance(linear, PackedLinear):
+        pytest.skip("no oneDNN with bf16 on this machine")
+    with torch.inference_mode():
+        expected = DenseLinear(weight, bias)(x)
+        torch.testing.assert_close(linear(x), expected)
+
+
+def test_fp16_stays_dense():
+    assert isinstance(make_linear(random(8, 8, dtype=torch.float16)), DenseLinear)
+
+
+def test_packed_fp32_rows_do_not_depend_on_their_number():
+    """What "identical after replay" rests on: a chunk and a decode give the same row."""
+    linear = make_linear(random(96, 64))
+    if not isinstance(linear, PackedLinear):
+        pytest.skip("no oneDNN with bf16 on this machine")
+    x = random(64, 64)
+    whole = linear(x)
+    for rows in (1, 2, 7, 16, 33):
+        assert torch.equal(linear(x[:rows].contiguous()), whole[:rows])
+
+
+def test_rms_norm_by_its_formula():
+    x, weight = random(5, 64), random(64)
+    rms = (x.double().pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
+    expected = x.double() / rms * weight.double()
+    torch.testing.assert_close(RMSNorm(weight, 1e-5)(x).double(), expected, atol=1e-6, rtol=1e-6)
+
+
+def test_gated_mlp_by_its_formula():
+    gate, up, down = random(96, 64), random(96, 64) + 0.1, random(64, 96)
+    x = random(5, 64)
+    mlp = GatedMLP(DenseLinear(torch.cat([gate, up])), DenseLinear(down))
+    expected = (functional.silu(x @ gate.T) * (x @ up.T)) @ down.T
+    torch.testing.assert_close(mlp(x), expected)
+
+
+def test_rotation_is_that_of_complex_numbers():
+    rope = RopeScaling(10000.0)
+    heads, positions = random(7, 3, 16), torch.tensor([0, 1, 5, 100, 3, 2, 511], dtype=torch.int32)
+    rotated = rotate(heads, Rotary(rope, 16, CPU).angles(positions, torch.float32))
+    pairs = torch.complex(heads[..., :8].double(), heads[..., 8:].double())
+    angle = positions.double()[:, None] * inverse_frequencies(rope, 16).double()
+    turned = pairs * torch.polar(torch.ones_like(angle), angle)[:, None]
+    expected = torch.cat([turned.real, turned.imag], dim=-1)
+    torch.testing.assert_close(rotated.double(), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_scores_depend_on_distance_only():
+    rotary = Rotary(RopeScaling(10000.0), 32, CPU)
+    query, key = random(1, 1, 32), random(1, 1, 32) + 0.5
+
+    def score(q_position: int, k_position: int) -> float:
+        q = rotate(query, rotary.angles(torch.tensor([q_position]), torch.float32))
+        k = rotate(key, rotary.angles(torch.tensor([k_position]), torch.float32))
+        return float((q * k).sum())
+
+    assert score(10, 3) == pytest.approx(score(107, 100), abs=1e-4)
+
+
+@pytest.mark.parametrize("head_dim", [16, 64, 128])
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"rope_type": "default", "rope_theta": 10000.0},
+        {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+        {
+            "rope_type": "llama3",
+            "rope_theta": 500000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+    ],
+    ids=lambda p: p["rope_type"],
+)
+def test_frequencies_equal_those_of_transformers(parameters, head_dim):
+    llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+    config = llama.LlamaConfig(
+        hidden_size=head_dim * 2,
+        num_attention_heads=2,
+        max_position_embeddings=131072,
+        rope_parameters=dict(parameters),
+    )
+    expected = llama.LlamaRotaryEmbedding(config).inv_freq
+    rope = RopeScaling(
+        parameters["rope_theta"],
+        parameters["rope_type"],
+        parameters.get("factor", 1.0),
+        parameters.get("low_freq_factor", 0.0),
+        parameters.get("high_freq_factor", 0.0),
+        parameters.get("original_max_position_embeddings", 0),
+    )
+    torch.testing.assert_close(inverse_frequencies(rope, head_dim), expected, atol=0, rtol=1e-6)
