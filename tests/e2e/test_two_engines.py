@@ -1,0 +1,124 @@
+"""Two engines behind one router, for real: Ray Serve, TCP hop, gRPC, separate processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headway.client import AsyncClient, Delta, Finished, Sampling
+from tests.e2e.app import App, headway
+from tests.e2e.tiny_folder import write_tiny_folder
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
+    folder: Path = write_tiny_folder(tmp_path_factory.mktemp("model") / "tiny")
+    command = headway(
+        *("serve", "--model", str(folder), "--address", "{address}", "--engines", "2"),
+        *("--num-blocks", "120", "--dtype", "float32", "--max-num-batched-tokens", "64"),
+    )
+    app = App(command).start()
+    yield app
+    assert app.stop() == 0, app.lines
+    assert app.survivors() == []
+
+
+def sampling(number: int) -> Sampling:
+    return Sampling(
+        max_tokens=1 + (number * 7) % 90,
+        temperature=0.0 if number % 2 else 1.0,
+        seed=number,
+        ignore_eos=True,
+    )
+
+
+def prompt(number: int) -> list[int]:
+    return [3 + (number * 31 + i * 17) % 300 for i in range(1 + (number * 11) % 120)]
+
+
+async def generate(client: AsyncClient, number: int) -> list[int]:
+    ids: list[int] = []
+    finished = 0
+    async for event in client.generate(prompt(number), sampling(number)):
+        if isinstance(event, Delta):
+            assert event.first_index == len(ids)
+            ids.extend(event.token_ids)
+        elif isinstance(event, Finished):
+            finished += 1
+            assert event.completion_tokens == len(ids)
+    assert finished == 1
+    return ids
+
+
+async def idle(client: AsyncClient, timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        status = await client.status()
+        if all(
+            e.running == e.waiting == 0 and e.blocks_free == e.blocks_total for e in status.engines
+        ):
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"not idle: {status}")
+
+
+def test_concurrent_streams_equal_their_solo_runs(app: App):
+    async def scenario() -> None:
+        async with AsyncClient(app.address) as client:
+            solo = [await generate(client, n) for n in range(32)]
+            assert [len(ids) for ids in solo] == [sampling(n).max_tokens for n in range(32)]
+            together = await asyncio.gather(*(generate(client, n) for n in range(32)))
+            assert list(together) == solo
+            await idle(client)
+            status = await client.status()
+            assert len(status.engines) == 2
+            assert all(e.step > 0 for e in status.engines), "one engine never worked"
+
+    asyncio.run(scenario())
+
+
+def test_a_cancelled_stream_frees_its_blocks_at_once(app: App):
+    async def scenario() -> None:
+        async with AsyncClient(app.address) as client:
+            await idle(client)
+            events = client.generate(prompt(1), Sampling(max_tokens=400, ignore_eos=True))
+            async for event in events:
+                if isinstance(event, Delta):
+                    break
+            status = await client.status()
+            (busy,) = [e for e in status.engines if e.running]
+            await events.aclose()
+            await idle(client)
+            status = await client.status()
+            (after,) = [e for e in status.engines if e.engine_id == busy.engine_id]
+            # Steps take about a millisecond here; uncancelled, 400 of them would have run.
+            assert after.step - busy.step < 100
+
+    asyncio.run(scenario())
+
+
+def test_streams_survive_the_death_of_an_engine(app: App):
+    async def scenario() -> None:
+        async with AsyncClient(app.address) as client:
+            solo = [await generate(client, n) for n in range(40, 64)]
+            victim = app.replicas("Engine")[0]
+            streams = [asyncio.create_task(generate(client, n)) for n in range(40, 64)]
+            await asyncio.sleep(0.15)
+            os.kill(victim.pid, signal.SIGKILL)
+            assert await asyncio.gather(*streams) == solo
+            deadline = time.monotonic() + 60
+            while len((await client.status()).engines) < 2:
+                assert time.monotonic() < deadline, "the dead engine was not replaced"
+                await asyncio.sleep(0.2)
+            assert await generate(client, 41) == solo[1]
+            await idle(client)
+
+    asyncio.run(scenario())
