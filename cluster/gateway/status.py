@@ -20,9 +20,10 @@ from grpc_status import rpc_status
 from cluster.core import errors
 
 DOMAIN = "headway"
-MAX_TEXT_BYTES = 900
+MAX_TEXT_BYTES = 512
 MAX_VIOLATIONS = 8
-MAX_VIOLATION_BYTES = 200
+MAX_FIELD_BYTES = 64
+MAX_DESCRIPTION_BYTES = 120
 DEFAULT_RETRY_S = 1.0
 
 _log = logging.getLogger(__name__)
@@ -109,8 +110,8 @@ def _bad_request(violations: Sequence[errors.FieldViolation]) -> error_details_p
     return error_details_pb2.BadRequest(
         field_violations=[
             error_details_pb2.BadRequest.FieldViolation(
-                field=_cut(v.field, MAX_VIOLATION_BYTES),
-                description=_cut(v.description, MAX_VIOLATION_BYTES),
+                field=_cut(v.field, MAX_FIELD_BYTES),
+                description=_cut(v.description, MAX_DESCRIPTION_BYTES),
             )
             for v in violations[:MAX_VIOLATIONS]
         ]
@@ -119,9 +120,10 @@ def _bad_request(violations: Sequence[errors.FieldViolation]) -> error_details_p
 
 def _cut(text: str, limit: int) -> str:
     """`text` in at most `limit` bytes of UTF-8, without line breaks."""
-    flat = " ".join(text.split())
-    raw = flat.encode("utf-8", "replace")
-    return flat if len(raw) <= limit else raw[: limit - 3].decode("utf-8", "ignore") + "..."
+    raw = " ".join(text.split()).encode("utf-8", "replace")
+    if len(raw) > limit:
+        raw = raw[: limit - 3].decode("utf-8", "ignore").encode() + b"..."
+    return raw.decode("utf-8")
 
 
 def _pack(message: Message) -> any_pb2.Any:
