@@ -31,10 +31,12 @@ COUNTED_METHODS = (f"/{INFERENCE}/Generate", f"/{INFERENCE}/Complete")
 class GatewayServer:
     """A server that build_server() made: start it once, stop it once."""
 
-    def __init__(self, server: grpc.aio.Server, health_reporter: HealthReporter, port: int) -> None:
+    def __init__(
+        self, server: grpc.aio.Server, reporter: HealthReporter, encoder: EncodePool, port: int
+    ) -> None:
         self._server = server
-        self._health = health_reporter
-        self._closers: list[EncodePool] = []
+        self._health = reporter
+        self._encoder = encoder
         self.port = port
         """The bound port, also when the configuration said 0."""
 
@@ -51,16 +53,11 @@ class GatewayServer:
         if notice_s > 0:
             await asyncio.sleep(notice_s)
         await self._server.stop(grace_s)
-        for pool in self._closers:
-            pool.close()
+        self._encoder.close()
 
     async def wait(self) -> None:
         """Until the server has stopped."""
         await self._server.wait_for_termination()
-
-    def close_with(self, pool: EncodePool) -> None:
-        """Close `pool` once the last call is gone."""
-        self._closers.append(pool)
 
 
 def build_server(source: TokenSource, tokenizer: Tokenizer, config: GatewayConfig) -> GatewayServer:
@@ -86,9 +83,7 @@ def build_server(source: TokenSource, tokenizer: Tokenizer, config: GatewayConfi
     names = (INFERENCE, ADMIN, health.SERVICE_NAME, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, server)
 
-    gateway = GatewayServer(server, reporter, _bind(server, config))
-    gateway.close_with(encoder)
-    return gateway
+    return GatewayServer(server, reporter, encoder, _bind(server, config))
 
 
 def channel_options(config: GatewayConfig) -> list[tuple[str, int]]:

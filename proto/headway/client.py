@@ -223,7 +223,7 @@ class Client:
                 if event is not None:
                     yield event
         except grpc.RpcError as error:
-            raise from_rpc_error(error) from None
+            raise from_rpc_error(error) from error
         finally:
             call.cancel()
 
@@ -231,7 +231,7 @@ class Client:
         try:
             return method(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
-            raise from_rpc_error(error) from None
+            raise from_rpc_error(error) from error
 
 
 class AsyncClient:
@@ -346,7 +346,7 @@ class AsyncClient:
                 if event is not None:
                     yield event
         except grpc.RpcError as error:
-            raise from_rpc_error(error) from None
+            raise from_rpc_error(error) from error
         finally:
             call.cancel()
 
@@ -354,7 +354,7 @@ class AsyncClient:
         try:
             return await method(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
-            raise from_rpc_error(error) from None
+            raise from_rpc_error(error) from error
 
 
 def _left(deadline: float, timeout_s: float) -> float:

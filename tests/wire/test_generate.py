@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import ClassVar
 
 import grpc
 import pytest
@@ -16,13 +17,16 @@ from cluster.core.errors import (
     SlowReader,
     Unavailable,
 )
+from cluster.core.outcome import FinishReason
 from cluster.core.sampling import SamplingParams
+from cluster.router.stream import GenerationRequest, TokenBatch
 from cluster.text.tokenizer import Tokenizer
 from headway.v1 import inference_pb2 as pb
 from tests.wire.wire_support import (
     NAME,
     Script,
     ScriptedSource,
+    ScriptedStream,
     Wire,
     details_of,
     eventually,
@@ -119,6 +123,48 @@ async def test_stop_string_over_several_tokens(tokenizer: Tokenizer, batch: int)
         assert finished.usage.completion_tokens == len(sent)
         assert finished.timing.total_s > 0
         assert not wire.source.open_streams
+
+
+class PresetStream(ScriptedStream):
+    """Hands out given batches."""
+
+    def __init__(self, source: ScriptedSource, request: GenerationRequest) -> None:
+        super().__init__(source, request)
+        self.batches: list[TokenBatch] = []
+
+    async def next(self) -> TokenBatch:
+        return self.batches.pop(0)
+
+
+class PresetSource(ScriptedSource):
+    """Streams of `preset` batches."""
+
+    preset: ClassVar[list[TokenBatch]]
+
+    async def open(self, request: GenerationRequest) -> PresetStream:
+        stream = PresetStream(self, request)
+        stream.batches = list(self.preset)
+        self.opened.append(stream)
+        return stream
+
+
+@pytest.mark.parametrize("last_is_empty", [True, False])
+@in_loop
+async def test_what_is_held_comes_out_at_the_end(tokenizer: Tokenizer, last_is_empty: bool) -> None:
+    """R26: cut in mid-character, and with the beginning of a stop string at the end."""
+    half, cut = tokenizer.encode("hi ST"), tokenizer.encode("😀")[:-1]
+    for ids, text in [(half, "hi ST"), ([*half, *cut], "hi ST\ufffd")]:
+        length = FinishReason.LENGTH
+        whole = [TokenBatch(0, ids, 1.0, length)]
+        split = [TokenBatch(0, ids, 1.0, None), TokenBatch(len(ids), [], 1.0, length)]
+        async with gateway(tokenizer, Script([70])) as wire:
+            wire.source.__class__ = PresetSource
+            PresetSource.preset = split if last_is_empty else whole
+            sampling = pb.SamplingParams(stop=["STOP"])
+            request = pb.GenerateRequest(text="x", sampling=sampling)
+            done = await wire.inference.Complete(request)
+            assert (done.text, list(done.token_ids)) == (text, ids)
+            assert done.finished.reason == pb.FINISH_REASON_LENGTH
 
 
 @in_loop
