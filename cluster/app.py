@@ -72,7 +72,6 @@ async def build_router(settings: ServeSettings, router_id: str) -> RunningRouter
 def application(settings: ServeSettings) -> Application:
     """The Serve application: engines, and routers in front of them."""
     engines = serve.deployment(
-        EngineReplica,
         name="Engine",
         num_replicas=settings.engines,
         ray_actor_options={"num_cpus": 0, "num_gpus": settings.gpus_per_engine},
@@ -81,9 +80,8 @@ def application(settings: ServeSettings) -> Application:
         graceful_shutdown_timeout_s=30.0,
         # A model that does not load will not load the third time either.
         max_constructor_retry_count=1,
-    ).bind(partial(build_engine, settings))
+    )(EngineReplica).bind(partial(build_engine, settings), settings.hop_host)
     routers = serve.deployment(
-        RouterReplica,
         name="Router",
         num_replicas=settings.routers,
         ray_actor_options={"num_cpus": 0},
@@ -91,5 +89,6 @@ def application(settings: ServeSettings) -> Application:
         health_check_timeout_s=10.0,
         graceful_shutdown_timeout_s=40.0,
         max_constructor_retry_count=1,
-    )
-    return routers.bind(partial(build_router, settings), engines)
+    )(RouterReplica)
+    app: Application = routers.bind(partial(build_router, settings), engines)
+    return app

@@ -7,7 +7,6 @@ import io
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
 
@@ -17,11 +16,11 @@ from ray import serve
 from cluster.actors.coordinator import (
     NAMESPACE,
     CoordinatorClient,
-    StartupReport,
     stop_coordinator,
 )
 from cluster.app import APP_NAME, application
 from cluster.core.errors import HeadwayError
+from cluster.progress import StageLines
 from cluster.settings import ServeSettings
 
 OBJECT_STORE_BYTES = 96 << 20
@@ -41,6 +40,8 @@ class LocalCluster:
     def __init__(self, settings: ServeSettings, say: Say) -> None:
         self._settings = settings
         self._say = say
+        self.log_folder = ""
+        """Where Ray and the replicas write their logs; known once Ray is up."""
 
     def __enter__(self) -> LocalCluster:
         self._say("starting Ray on this machine")
@@ -48,15 +49,15 @@ class LocalCluster:
         os.environ.pop("RAY_ADDRESS", None)
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
-        ray.init(
+        context = ray.init(
             address="local",
             namespace=NAMESPACE,
             include_dashboard=False,
             log_to_driver=False,
-            logging_level="ERROR",
+            logging_level=logging.ERROR,
             object_store_memory=OBJECT_STORE_BYTES,
-            _node_ip_address="127.0.0.1",
         )
+        self.log_folder = os.path.join(context.address_info["session_dir"], "logs")
         return self
 
     def __exit__(
@@ -66,22 +67,20 @@ class LocalCluster:
         trace: TracebackType | None,
     ) -> None:
         self._say("shutting down: router, engines, Ray")
-        # Ray reports to stderr that Serve's controller, told to end, has ended.
-        with contextlib.redirect_stderr(io.StringIO()):
+        # Ray prints that Serve's controller, told to end, has ended.
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             with contextlib.suppress(Exception):
                 serve.shutdown()
             with contextlib.suppress(Exception):
                 stop_coordinator()
-            ray.shutdown()
+            ray.shutdown()  # type: ignore[no-untyped-call]
         self._say("stopped")
-
-    @property
-    def log_folder(self) -> str:
-        return os.path.join(ray._private.worker._global_node.get_session_dir_path(), "logs")
 
     def deploy(self) -> None:
         """Start engines and routers; returns when all are ready. Raises StartFailed."""
-        self._say(f"starting {self._settings.routers} router(s), {self._settings.engines} engine(s)")
+        self._say(
+            f"starting {self._settings.routers} router(s), {self._settings.engines} engine(s)"
+        )
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
         with self._telling_progress():
@@ -115,29 +114,14 @@ class LocalCluster:
 
     def _tell_progress(self, done: threading.Event) -> None:
         client = CoordinatorClient()
-        told: dict[str, StartupReport] = {}
+        told: dict[str, StageLines] = {}
         while True:
             last_round = done.wait(REPORT_PERIOD_S)
             with contextlib.suppress(Exception):
                 for report in client.reports():
-                    self._tell(report, told.get(report.source))
-                    told[report.source] = report
+                    lines = told.setdefault(
+                        report.source, StageLines(self._say, f"{report.source}: ")
+                    )
+                    lines(report.error or report.stage, report.share)
             if last_round:
                 return
-
-    def _tell(self, report: StartupReport, before: StartupReport | None) -> None:
-        if before is not None and before.stage == report.stage and report.share - before.share < 0.25:
-            return
-        share = f" {report.share:4.0%}" if 0 < report.share < 1 else ""
-        self._say(f"{report.source}: {report.error or report.stage}{share}")
-
-
-class Timeline:
-    """Prints lines with the seconds since it was made."""
-
-    def __init__(self, write: Callable[[str], None]) -> None:
-        self._write = write
-        self._started_s = time.monotonic()
-
-    def __call__(self, line: str) -> None:
-        self._write(f"[{time.monotonic() - self._started_s:5.1f}s] {line}")

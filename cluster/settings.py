@@ -12,7 +12,8 @@ from cluster.gateway.config import GatewayConfig
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
     """worker: per engine. gateway: per router. secret: shared by routers and engines.
-    engines, routers: how many of each. gpus_per_engine: 0 serves on CPU.
+    engines, routers: how many of each. gpus_per_engine: 0 serves on CPU. hop_host: interface on
+    which engines take in routers; None is the node's address, as Ray knows it.
     """
 
     worker: WorkerConfig
@@ -22,6 +23,7 @@ class ServeSettings:
     routers: int = 1
     gpus_per_engine: int = 0
     watermark: float = 0.02
+    hop_host: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("engines", "routers"):

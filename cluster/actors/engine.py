@@ -42,14 +42,17 @@ class EngineFactory(Protocol):
 
 
 class EngineReplica:
-    """Loads, registers, and keeps its lease until it is stopped."""
+    """Loads, registers, and keeps its lease until it is stopped.
 
-    def __init__(self, build: EngineFactory) -> None:
+    host: interface to take in routers on; None is this node's address.
+    """
+
+    def __init__(self, build: EngineFactory, host: str | None) -> None:
         logging.basicConfig(level=logging.INFO)
         self._engine_id = f"engine-{serve.get_replica_context().replica_id.unique_id}"
         self._coordinator = CoordinatorClient()
         self._stopping = threading.Event()
-        host = _node_address()
+        host = host or _node_address()
         try:
             self._engine = build(self._engine_id, host, self._progress)
         except HeadwayError as error:
@@ -96,7 +99,7 @@ class EngineReplica:
 def _node_address() -> str:
     """The address of this node as Ray was started with it, and not as the network card has it."""
     node_id = ray.get_runtime_context().get_node_id()
-    for node in ray.nodes():
+    for node in ray.nodes():  # type: ignore[no-untyped-call]
         if node["NodeID"] == node_id:
             return str(node["NodeManagerAddress"])
     raise RuntimeError(f"Ray does not list its own node {node_id}")

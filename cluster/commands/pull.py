@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from cluster.progress import StageLines, Timeline
+
 
 def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser(
@@ -17,10 +19,9 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from cluster.local_cluster import Timeline
-    from workers.pull import default_cache, pull_default
+    from workers.pull import default_cache_dir, pull_default
 
     say = Timeline(lambda line: print(line, flush=True))
-    folder = pull_default(default_cache(), lambda stage, share: say(f"{stage} {share:4.0%}"))
+    folder = pull_default(default_cache_dir(), StageLines(say))
     say(f"the model is in {folder}")
     return 0

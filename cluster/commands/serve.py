@@ -15,6 +15,7 @@ from cluster import preflight
 from cluster.core.config import WorkerConfig
 from cluster.core.errors import ConfigError
 from cluster.gateway.config import DEFAULT_ADDRESS, GatewayConfig, TlsFiles
+from cluster.progress import StageLines, Timeline
 
 if TYPE_CHECKING:
     from cluster.settings import ServeSettings
@@ -33,7 +34,9 @@ def add_parser(subparsers: Any) -> None:
         help="Hugging Face folder (config.json, *.safetensors, tokenizer.json); "
         "without it the embedded SmolLM2-135M-Instruct, fetched once",
     )
-    parser.add_argument("--address", default=DEFAULT_ADDRESS, metavar="HOST:PORT", help="front door")
+    parser.add_argument(
+        "--address", default=DEFAULT_ADDRESS, metavar="HOST:PORT", help="front door"
+    )
     parser.add_argument("--engines", type=int, default=1, help="engines behind the router")
     parser.set_defaults(run=run)
     _add_engine_options(parser)
@@ -42,7 +45,9 @@ def add_parser(subparsers: Any) -> None:
 
 def _add_engine_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engine")
-    group.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
+    group.add_argument(
+        "--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"]
+    )
     group.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     group.add_argument("--attention-backend", default="auto", help="auto or the name of one")
     group.add_argument(
@@ -58,9 +63,14 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="sequences running at once (default: 32 on CPU, 256 on GPU)",
     )
     group.add_argument("--block-size", type=int, default=16, help="KV positions per block")
-    group.add_argument("--num-blocks", type=int, default=None, help="KV blocks; overrides the share")
     group.add_argument(
-        "--kv-memory-share", type=float, default=0.3, help="share of free memory for the KV cache"
+        "--num-blocks", type=int, default=None, help="KV blocks; overrides the share"
+    )
+    group.add_argument(
+        "--kv-memory-share",
+        type=float,
+        default=None,
+        help="share of free memory for all KV caches (default: 0.1 on CPU, 0.85 on GPU)",
     )
     group.add_argument("--watermark", type=float, default=0.02, help="share of blocks kept free")
     group.add_argument("--max-model-len", type=int, default=None, help="default: the model's")
@@ -76,7 +86,7 @@ def _add_gateway_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     # Late: Ray takes seconds to import, and `headway generate` must not pay for it.
-    from cluster.local_cluster import LocalCluster, Timeline
+    from cluster.local_cluster import LocalCluster
 
     say = Timeline(lambda line: print(line, flush=True))
     preflight.check_python()
@@ -108,9 +118,9 @@ def _model_folder(given: str | None, say: Any) -> Path:
     if given is not None:
         folder = Path(given).expanduser().resolve()
     else:
-        from workers.pull import default_cache, pull_default
+        from workers.pull import default_cache_dir, pull_default
 
-        folder = pull_default(default_cache(), lambda stage, share: _say_share(say, stage, share))
+        folder = pull_default(default_cache_dir(), StageLines(say, "model: "))
     from workers.models.registry import open_checkpoint
 
     open_checkpoint(str(folder)).close()
@@ -128,7 +138,7 @@ def _settings(args: argparse.Namespace, model: Path, gateway: GatewayConfig) -> 
         attention_backend=args.attention_backend,
         block_size=args.block_size,
         num_blocks=args.num_blocks,
-        kv_memory_share=args.kv_memory_share / args.engines,
+        kv_memory_share=_kv_memory_share(args.kv_memory_share, gpus, args.engines),
         max_num_batched_tokens=_either(args.max_num_batched_tokens, 2048 if gpus else 256),
         max_num_seqs=_either(args.max_num_seqs, 256 if gpus else 32),
         max_model_len=args.max_model_len,
@@ -140,6 +150,7 @@ def _settings(args: argparse.Namespace, model: Path, gateway: GatewayConfig) -> 
         secret=secrets.token_hex(32),
         engines=args.engines,
         gpus_per_engine=gpus,
+        hop_host="127.0.0.1",
         watermark=args.watermark,
     )
 
@@ -157,12 +168,15 @@ def _gpus_per_engine(device: str) -> int:
     return 0
 
 
+def _kv_memory_share(given: float | None, gpus: int, engines: int) -> float:
+    """Per engine: engines on CPU share the machine's memory, engines on GPUs have one each."""
+    if gpus:
+        return 0.85 if given is None else given
+    return (0.1 if given is None else given) / max(engines, 1)
+
+
 def _either(given: int | None, default: int) -> int:
     return default if given is None else given
-
-
-def _say_share(say: Any, stage: str, share: float) -> None:
-    say(f"{stage} {share:4.0%}")
 
 
 def _say_ready(say: Any, address: str, model: Path, log_folder: str) -> None:
@@ -190,5 +204,3 @@ def _stop_signal() -> threading.Event:
     signal.signal(signal.SIGINT, on_signal)
     signal.signal(signal.SIGTERM, on_signal)
     return stop
-
-
