@@ -7,6 +7,7 @@ import math
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -31,12 +32,12 @@ from headway.client import (
     ServerError,
 )
 from tests.wire.live import live_gateway
-from tests.wire.wire_support import Script, Wire, eventually, gateway, in_loop, loopback
+from tests.wire.wire_support import Script, eventually, gateway, in_loop, loopback
 
 FEW = Sampling(max_tokens=4, seed=7)
 
 
-def wait_for(condition: object, within_s: float = 2.0) -> None:
+def wait_for(condition: Callable[[], bool], within_s: float = 2.0) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline
@@ -207,11 +208,11 @@ def test_one_client_in_many_threads(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("abcd")
     texts: list[str] = []
 
-    def work(client: Client, wire: Wire) -> None:
+    def work(client: Client) -> None:
         texts.extend(client.complete("x", FEW).text for _ in range(5))
 
     with live_gateway(tokenizer, Script(ids)) as wire, Client(wire.address) as client:
-        threads = [threading.Thread(target=work, args=(client, wire)) for _ in range(8)]
+        threads = [threading.Thread(target=work, args=(client,)) for _ in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -27,7 +27,8 @@ DRIVER = (
     "from cluster.commands import chat, generate, status\n"
     "parser = argparse.ArgumentParser('headway')\n"
     "commands = parser.add_subparsers(required=True)\n"
-    "[command.add_parser(commands) for command in (chat, generate, status)]\n"
+    "for command in (chat, generate, status):\n"
+    "    command.add_parser(commands)\n"
     "args = parser.parse_args()\n"
     "sys.exit(args.run(args))\n"
 )
@@ -95,7 +96,7 @@ def test_generate_json_lines(wire: Wire, capsys: pytest.CaptureFixture[str]) -> 
     assert "".join(e["text"] for e in events if e["event"] == "delta") == "Hello 안녕!"
 
 
-def test_generate_reads_standard_input(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generate_reads_standard_input(wire: Wire) -> None:
     with spawn("generate", "--address", wire.address, "--raw", "-") as process:
         out, err = process.communicate("from a pipe", timeout=20)
     assert (process.returncode, out, err) == (0, "Hello 안녕!\n", "")

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cluster.core.errors import (
     EngineLost,
@@ -331,6 +332,21 @@ async def test_a_stop_in_service_waits_for_streams(tokenizer: Tokenizer) -> None
         await wire.server.stop(grace_s=5)
         _, _, finished = events_by_kind(await running)
         assert finished.usage.completion_tokens == 10
+
+
+@in_loop
+async def test_health_gives_notice_before_calls_are_refused(tokenizer: Tokenizer) -> None:
+    limit = pb.SamplingParams(max_tokens=1)
+    request = pb.GenerateRequest(text="x", sampling=limit)
+    async with gateway(tokenizer, Script([70])) as wire:
+        health = health_pb2_grpc.HealthStub(wire.channel)
+        stopping = asyncio.ensure_future(wire.server.stop(grace_s=1, notice_s=0.3))
+        await asyncio.sleep(0.05)
+        answer = await health.Check(health_pb2.HealthCheckRequest())
+        assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+        await wire.inference.Complete(request)
+        await stopping
+        assert await wire.inference.Complete(request).code() is grpc.StatusCode.UNAVAILABLE
 
 
 @in_loop
