@@ -105,6 +105,9 @@ def sampling_of(args: argparse.Namespace) -> Sampling:
 
 def reporting_errors(command: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
     """Run a command; whatever ends it becomes one line on stderr and an exit code."""
+    # grpc's core writes its own lines to stderr (a GOAWAY of a server that stops, for example);
+    # the status says the same. It reads this when it is imported.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     from headway.client import ClientError, HeadwayRpcError
 
     try:
