@@ -2,7 +2,9 @@
 
 The kept set of each filter is a prefix of the tokens in the canonical order (higher logit first,
 lower id first among equals), so their intersection is one as well. The search starts with the 64
-most likely tokens and widens for those rows whose prefix does not provably end within them.
+most likely tokens. Rows whose prefix does not provably end within them get a second try as wide
+as a histogram of their weights asks for, and then twice that; how wide a search was never shows
+in its result.
 """
 
 from __future__ import annotations
@@ -14,7 +16,11 @@ import torch
 from workers.inverse_cdf import block_weights
 
 FIRST_WIDTH = 64
-_WIDENING = 8
+_SORT_ALL_ABOVE = 0.25
+"""From this share of the vocabulary on, sorting all of it costs less than selecting first."""
+_BINS_PER_NAT = 4
+_BINS = 256
+_DEEPEST_NATS = (_BINS - 1) / _BINS_PER_NAT
 
 
 class Filters(NamedTuple):
@@ -28,22 +34,6 @@ class Filters(NamedTuple):
     top_p: torch.Tensor
     min_p: torch.Tensor
 
-    def select(self, rows: torch.Tensor) -> Filters:
-        return Filters(*(values[rows] for values in self))
-
-
-class _Prefix(NamedTuple):
-    """Candidates in canonical order with their cumulative weights, and how many are kept.
-
-    ids, cumulative: [rows, width]. kept: [rows]. proven: [rows], kept does not depend on tokens
-    outside of the candidates.
-    """
-
-    ids: torch.Tensor
-    cumulative: torch.Tensor
-    kept: torch.Tensor
-    proven: torch.Tensor
-
 
 def draw_filtered(
     scores: torch.Tensor, peaks: torch.Tensor, filters: Filters, uniforms: torch.Tensor
@@ -52,25 +42,32 @@ def draw_filtered(
 
     scores: [rows, vocab] fp32. peaks: [rows] fp32 row maxima. uniforms: [rows] fp64 in [0, 1).
     """
-    rows, vocab = scores.shape
-    totals = _totals(scores, peaks, filters)
-    token_ids = torch.empty(rows, dtype=torch.int64, device=scores.device)
-    pending = torch.arange(rows, device=scores.device)
-    width = min(FIRST_WIDTH, vocab)
-    while len(pending):
-        everyone = len(pending) == rows
-        prefix = _prefix(
-            scores if everyone else scores[pending],
-            peaks[pending],
-            filters.select(pending),
-            totals[pending],
-            width,
+    job = _Job(scores, peaks, filters, _totals(scores, peaks, filters), uniforms)
+    chosen, proven = _try(job, min(FIRST_WIDTH, scores.shape[1]))
+    unproven = (~proven).nonzero()[:, 0]
+    if len(unproven):
+        chosen[unproven] = _draw_wider(job.select(unproven))
+    return chosen.tolist()
+
+
+class _Job(NamedTuple):
+    """The rows to draw. totals: as `_totals` returns them."""
+
+    scores: torch.Tensor
+    peaks: torch.Tensor
+    filters: Filters
+    totals: torch.Tensor
+    uniforms: torch.Tensor
+
+    def select(self, rows: torch.Tensor) -> _Job:
+        """A job of those rows alone. rows: indices."""
+        return _Job(
+            self.scores[rows],
+            self.peaks[rows],
+            Filters(*(values[rows] for values in self.filters)),
+            self.totals[rows],
+            self.uniforms[rows],
         )
-        chosen = _inverse(prefix, uniforms[pending])
-        token_ids[pending[prefix.proven]] = chosen[prefix.proven]
-        pending = pending[~prefix.proven]
-        width = min(width * _WIDENING, vocab)
-    return token_ids.tolist()
 
 
 def _totals(scores: torch.Tensor, peaks: torch.Tensor, filters: Filters) -> torch.Tensor:
@@ -85,16 +82,14 @@ def _totals(scores: torch.Tensor, peaks: torch.Tensor, filters: Filters) -> torc
     return totals
 
 
-def _prefix(
-    scores: torch.Tensor,
-    peaks: torch.Tensor,
-    filters: Filters,
-    totals: torch.Tensor,
-    width: int,
-) -> _Prefix:
-    vocab = scores.shape[1]
-    values, ids = _candidates(scores, width)
-    exponents = values.to(torch.float64) - peaks.to(torch.float64)[:, None]
+def _try(job: _Job, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw from the `width` most likely tokens: ids [rows], and whether each is proven [rows].
+
+    Proven: what is kept does not depend on tokens outside of the candidates.
+    """
+    vocab, filters = job.scores.shape[1], job.filters
+    values, ids = _candidates(job.scores, width)
+    exponents = values.to(torch.float64) - job.peaks.to(torch.float64)[:, None]
     weights = (exponents / filters.temperature[:, None]).exp()
     cumulative = weights.cumsum(-1)
     # Tokens equal to the last candidate may be missing: only what is strictly above is complete.
@@ -103,30 +98,81 @@ def _prefix(
         complete = torch.full_like(complete, vocab)
     top_k = filters.top_k
     whole = top_k == vocab
-    mass = torch.where(
-        whole, totals, cumulative.gather(1, top_k.clamp(max=width)[:, None] - 1)[:, 0]
-    )
-    threshold = (filters.top_p * mass)[:, None]
-    enough = torch.where(filters.top_p < 1.0, (cumulative < threshold).sum(-1) + 1, vocab)
+    known_mass = cumulative.gather(1, top_k.clamp(max=width)[:, None] - 1)[:, 0]
+    threshold = filters.top_p * torch.where(whole, job.totals, known_mass)
+    enough = (cumulative < threshold[:, None]).sum(-1) + 1
+    enough = torch.where(filters.top_p < 1.0, enough, vocab)
     likely = (weights >= filters.min_p[:, None]).sum(-1)
     likely = torch.where(filters.min_p > 0.0, likely, vocab)
-    kept = torch.minimum(torch.minimum(top_k, enough), likely).clamp(min=1, max=vocab)
-    # Below top_k candidates, the mass that top_p is a share of is not known yet.
-    proven = (kept <= complete) & (whole | (filters.top_p == 1.0) | (top_k <= complete))
-    return _Prefix(ids, cumulative, kept.clamp(max=width), proven)
+    kept = torch.minimum(torch.minimum(top_k, enough), likely)
+    # With fewer than top_k candidates the mass that top_p is a share of is not known yet.
+    mass_known = whole | (filters.top_p == 1.0) | (top_k <= complete)
+    chosen = _inverse(ids, cumulative, kept.clamp(max=width), job.uniforms)
+    return chosen, (kept <= complete) & mass_known
 
 
 def _candidates(scores: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The `width` largest of each row in canonical order: values and ids, [rows, width]."""
-    values, ids = scores.topk(width, dim=-1)
+    if width == scores.shape[1]:
+        values, ids = scores.sort(dim=-1, descending=True, stable=True)
+        return values, ids
+    _, ids = scores.topk(width, dim=-1, sorted=False)
     # topk leaves the order of equals open.
-    ids, order = ids.sort(dim=-1)
-    values, order = values.gather(1, order).sort(dim=-1, descending=True, stable=True)
+    ids, _ = ids.sort(dim=-1)
+    values, order = scores.gather(1, ids).sort(dim=-1, descending=True, stable=True)
     return values, ids.gather(1, order)
 
 
-def _inverse(prefix: _Prefix, uniforms: torch.Tensor) -> torch.Tensor:
-    last = prefix.kept[:, None] - 1
-    target = uniforms[:, None] * prefix.cumulative.gather(1, last)
-    position = torch.searchsorted(prefix.cumulative, target, right=True)
-    return prefix.ids.gather(1, torch.minimum(position, last))[:, 0]
+def _inverse(
+    ids: torch.Tensor, cumulative: torch.Tensor, kept: torch.Tensor, uniforms: torch.Tensor
+) -> torch.Tensor:
+    last = kept[:, None] - 1
+    target = uniforms[:, None] * cumulative.gather(1, last)
+    position = torch.searchsorted(cumulative, target, right=True)
+    return ids.gather(1, torch.minimum(position, last))[:, 0]
+
+
+# -- the second try ----------------------------------------------------------------------------
+
+
+def _draw_wider(job: _Job) -> torch.Tensor:
+    """Tokens of rows for which the first width was not enough, [rows]."""
+    vocab = job.scores.shape[1]
+    widths = _estimate(job)
+    rows = torch.arange(len(widths), device=widths.device)
+    token_ids = torch.zeros_like(rows)
+    while len(rows):
+        widths = torch.where(widths > _SORT_ALL_ABOVE * vocab, vocab, widths)
+        # Rows of about the same width go together; a flat one does not slow down the others.
+        together = widths <= 2 * widths.min()
+        width = int(widths[together].max())
+        chosen, proven = _try(job.select(rows[together]), width)
+        token_ids[rows[together][proven]] = chosen[proven]
+        unproven = ~together
+        unproven[together] = ~proven
+        widths = torch.where(together, 2 * width, widths)[unproven]
+        rows = rows[unproven]
+    return token_ids
+
+
+def _estimate(job: _Job) -> torch.Tensor:
+    """[rows]: about how many candidates will prove each row, rather too many than too few."""
+    filters, (rows, vocab) = job.filters, job.scores.shape
+    by_count = torch.where(filters.top_k < vocab, filters.top_k * 5 // 4, vocab)
+    if bool((by_count < vocab).all()):
+        return by_count.clamp(min=2 * FIRST_WIDTH)
+    temperature = filters.temperature.to(torch.float32)[:, None]
+    depth = ((job.peaks[:, None] - job.scores) / temperature).clamp_(max=_DEEPEST_NATS)
+    bins = (depth * _BINS_PER_NAT).to(torch.int64)
+    bins += torch.arange(rows, device=bins.device)[:, None] * _BINS
+    flat = bins.flatten()
+    counts = flat.bincount(minlength=rows * _BINS).view(rows, _BINS).cumsum(-1)
+    weights = depth.neg_().exp_().flatten()
+    mass = flat.bincount(weights, rows * _BINS).view(rows, _BINS).cumsum(-1)
+    # The bin in which top-p is reached, and the one in which min-p lies; the last for no filter.
+    top_p_bin = (mass < (filters.top_p * job.totals)[:, None]).sum(-1)
+    min_p_bin = (-filters.min_p.log()).clamp(max=_DEEPEST_NATS) * _BINS_PER_NAT
+    last_bin = torch.minimum(top_p_bin, min_p_bin.to(torch.int64)).clamp(max=_BINS - 1)
+    # Past the last kept token, one that is strictly less likely must be seen.
+    needed = counts.gather(1, last_bin[:, None])[:, 0] + 1
+    return torch.minimum(needed, by_count).clamp(min=2 * FIRST_WIDTH)

@@ -236,3 +236,24 @@ def test_draws_follow_seed_and_index():
 
 def test_no_rows():
     assert sample(torch.empty(0, 10), []).token_ids == []
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {"top_k": 700},
+        {"top_k": 3000, "top_p": 0.6},
+        {"top_p": 0.5, "temperature": 1.5},
+        {"min_p": 0.001},
+        {"top_p": 0.9999, "min_p": 0.02},
+    ],
+    ids=str,
+)
+def test_wide_rows_beside_narrow_ones_agree_with_a_full_sort(filters):
+    """Rows that need hundreds to thousands of candidates, in one batch with peaked ones."""
+    scales = [0.5, 1.5, 2.5, 8.0] * 2
+    noise = torch.randn(len(scales), 20_000, generator=torch.Generator().manual_seed(9))
+    logits = noise * torch.tensor(scales)[:, None]
+    draws = [Draw(params(seed=row, **filters), row) for row in range(len(scales))]
+    for row, token_id in enumerate(sample(logits, draws).token_ids):
+        assert token_id in neighbourhood(logits[row], draws[row].params, row)
