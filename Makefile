@@ -38,7 +38,7 @@ imports: install-test
 	$(BIN)/lint-imports
 
 stubs: install-test
-	proto/generate.sh --check
+	$(BIN)/python proto/generate.py --check
 
 check: lint types imports stubs
 

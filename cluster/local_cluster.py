@@ -57,7 +57,8 @@ class LocalCluster:
             logging_level=logging.ERROR,
             object_store_memory=OBJECT_STORE_BYTES,
         )
-        self.log_folder = os.path.join(context.address_info["session_dir"], "logs")
+        session: str = context.address_info["session_dir"]  # type: ignore[attr-defined]
+        self.log_folder = os.path.join(session, "logs")
         return self
 
     def __exit__(
@@ -70,10 +71,10 @@ class LocalCluster:
         # Ray prints that Serve's controller, told to end, has ended.
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             with contextlib.suppress(Exception):
-                serve.shutdown()
+                serve.shutdown()  # type: ignore[no-untyped-call]
             with contextlib.suppress(Exception):
                 stop_coordinator()
-            ray.shutdown()  # type: ignore[no-untyped-call]
+            ray.shutdown()
         self._say("stopped")
 
     def deploy(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cluster.core.config import WorkerConfig
+from cluster.core.config import WorkerConfig, check_watermark
 from cluster.core.errors import ConfigError
 from cluster.gateway.config import GatewayConfig
 
@@ -29,5 +29,6 @@ class ServeSettings:
         for name in ("engines", "routers"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_watermark(self.watermark)
         if not self.secret:
             raise ConfigError("secret must not be empty")

@@ -40,8 +40,7 @@ class SchedulerConfig:
             _at_least(name, getattr(self, name), 1)
         _at_least("max_model_len", self.max_model_len, 2)
         _at_least("max_preemptions", self.max_preemptions, 0)
-        if not (math.isfinite(self.watermark) and 0.0 <= self.watermark < 1.0):
-            raise ConfigError(f"watermark must be in [0, 1), got {self.watermark!r}")
+        check_watermark(self.watermark)
 
     @property
     def watermark_blocks(self) -> int:
@@ -89,6 +88,12 @@ class WorkerConfig:
             _at_least("max_model_len", self.max_model_len, 2)
         if not (math.isfinite(self.kv_memory_share) and 0.0 < self.kv_memory_share <= 0.95):
             raise ConfigError(f"kv_memory_share must be in (0, 0.95], got {self.kv_memory_share!r}")
+
+
+def check_watermark(watermark: float) -> None:
+    """Raise ConfigError unless it is a share of the pool that leaves something to use."""
+    if not (math.isfinite(watermark) and 0.0 <= watermark < 1.0):
+        raise ConfigError(f"watermark must be in [0, 1), got {watermark!r}")
 
 
 def _at_least(name: str, value: int, low: int) -> None:

@@ -44,7 +44,9 @@ def _product_files() -> list[Path]:
 @pytest.mark.parametrize("path", PURE, ids=lambda p: str(p.relative_to(ROOT)))
 def test_core_and_fleet_import_pure_modules_only(path):
     foreign = {
-        n for n in _imports(path) - PURE_IMPORTS if not n.startswith(("cluster.core", "cluster.fleet"))
+        n
+        for n in _imports(path) - PURE_IMPORTS
+        if not n.startswith(("cluster.core", "cluster.fleet"))
     }
     assert not foreign
 
