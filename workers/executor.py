@@ -57,6 +57,7 @@ class LocalExecutor:
         attention = make_attention(
             config.attention_backend, _attention_spec(config, checkpoint, dtype, device)
         )
+        _check_weights_fit(checkpoint, dtype, device)
         model = load_model(checkpoint, dtype, device, lambda share: report("weights", share))
         checkpoint.close()
         shape = kvcache.cache_shape(checkpoint.config, config.block_size, dtype)
@@ -119,6 +120,16 @@ def _max_model_len(config: WorkerConfig, checkpoint: Checkpoint) -> int:
             f"got {config.max_model_len}"
         )
     return config.max_model_len
+
+
+def _check_weights_fit(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse before loading: a process that outgrows its memory is killed without a word."""
+    needed, free = checkpoint.num_parameters * dtype.itemsize, memory.free_memory(device)
+    if needed > free:
+        raise ConfigError(
+            f"model {checkpoint.folder} needs {needed} bytes as {dtype_name(dtype)}, but only "
+            f"{free} are free on {device}"
+        )
 
 
 def _attention_spec(

@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from workers.attention.backend import AttentionBackend, AttentionSpec, Capabilities, LayerCache
 from workers.attention.meta import StepMeta
 
-_CALL_COST_KEYS = 1024
+_CALL_COST_KEYS = 512
 """A further batched call costs about as much as gathering this many keys that are only padding."""
 
 _HOST_DTYPES = frozenset({torch.float32, torch.bfloat16})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -55,6 +56,13 @@ class Checkpoint:
     @property
     def tensor_names(self) -> set[str]:
         return set(self._location)
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements of all tensors."""
+        return sum(
+            math.prod(self._files[path][name].shape) for name, path in self._location.items()
+        )
 
     def check_tensors(self, expected: Iterable[tuple[str, tuple[int, ...]]]) -> None:
         """Compare with (name, shape) pairs, taken one by one so that an absurd layer count fails

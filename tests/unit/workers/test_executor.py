@@ -13,6 +13,7 @@ from cluster.core.errors import ConfigError
 from cluster.core.plan import NewSequence, Row, StepPlan
 from cluster.core.sampling import SamplingParams
 from tests.determinism.tiny_models import TinyLlama, write_model
+from workers import memory
 from workers.executor import LocalExecutor
 
 GREEDY = SamplingParams(max_tokens=100, temperature=0.0)
@@ -215,6 +216,12 @@ def test_closed_executor_refuses(executor):
 def test_configuration_that_does_not_fit_is_refused(folder, values, message):
     with pytest.raises(ConfigError, match=message):
         LocalExecutor(config(folder, **values))
+
+
+def test_weights_beyond_the_free_memory_are_refused_before_loading(folder, monkeypatch):
+    monkeypatch.setattr(memory, "free_memory", lambda device: 1000)
+    with pytest.raises(ConfigError, match=r"needs \d+ bytes as float32, but only 1000 are free"):
+        LocalExecutor(config(folder))
 
 
 @pytest.mark.parametrize(
