@@ -37,7 +37,8 @@ def check_plan(plan: StepPlan, scheduler: Scheduler) -> None:
             free.isdisjoint(row.new_blocks),
             f"step {plan.step}: sequence {row.seq_id} is planned into a free block",
         )
-    _check_decodes_served(plan, scheduler, set(ids))
+    if scheduler.batching.stall_free:
+        _check_decodes_served(plan, scheduler, set(ids))
 
 
 def check_idle(scheduler: Scheduler) -> None:
@@ -52,7 +53,8 @@ def _check_blocks(scheduler: Scheduler) -> None:
     free = pool.free_blocks()
     _require(len(set(free)) == len(free), "a block is in the free list twice")
     _require(pool.free + pool.held == pool.num_blocks, "free + held is not the pool's size")
-    holders = Counter(block for s in scheduler.sequences() for block in s.blocks)
+    owners = [*scheduler.sequences(), *scheduler.padding]
+    holders = Counter(block for s in owners for block in s.blocks)
     holders.update(scheduler.pending_free)
     for block in range(1, pool.num_blocks + 1):
         _require(

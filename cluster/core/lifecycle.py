@@ -19,6 +19,8 @@ class State(Enum):
     """Its blocks were taken; waits, ahead of newcomers, to be replayed. Holds no blocks."""
     PAUSED = "paused"
     """Its reader is slow: out of every queue until resumed. Holds no blocks."""
+    PADDING = "padding"
+    """Over for its reader, but its row stays in the batch until the batch ends. Holds blocks."""
     FINISHED = "finished"
     """Over, for whatever reason. Holds no blocks."""
 
@@ -29,6 +31,8 @@ class Event(Enum):
     PAUSE = "pause"
     RESUME = "resume"
     FINISH = "finish"
+    KEEP_ROW = "keep row"
+    LEAVE_BATCH = "leave batch"
     ABORT = "abort"
 
 
@@ -39,7 +43,9 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.RUNNING, Event.PREEMPT): State.PREEMPTED,
     (State.RUNNING, Event.PAUSE): State.PAUSED,
     (State.RUNNING, Event.FINISH): State.FINISHED,
+    (State.RUNNING, Event.KEEP_ROW): State.PADDING,
     (State.RUNNING, Event.ABORT): State.FINISHED,
+    (State.PADDING, Event.LEAVE_BATCH): State.FINISHED,
     (State.PREEMPTED, Event.ADMIT): State.RUNNING,
     (State.PREEMPTED, Event.PAUSE): State.PAUSED,
     (State.PREEMPTED, Event.ABORT): State.FINISHED,

@@ -48,7 +48,9 @@ class StepPlan:
     """One forward pass over a flattened mixed batch.
 
     Order of effects at the executor: forget `released`, take in `admitted`, then run `rows`
-    as one batch. Rows that decode come first. `num_tokens` is the sum of the counts.
+    as one batch. Rows that decode come first. `num_tokens` is the sum of the counts. A row of count
+    1 that samples nothing and repeats its sequence's last computed position is padding: a member of
+    a request-level batch that is over.
     A sequence may be in `released` and `admitted` of one plan (preempted, then replayed).
     """
 

@@ -13,7 +13,7 @@ from cluster.core.batching.base import BatchingPolicy
 from cluster.core.batching.chunked import ChunkedPrefill
 from cluster.core.blocks import BlockPool
 from cluster.core.config import SchedulerConfig
-from cluster.core.draft import AdmissionRound, StepDraft
+from cluster.core.draft import AdmissionRound, Queued, StepDraft
 from cluster.core.errors import InvariantViolation
 from cluster.core.ids import BlockId, SequenceId
 from cluster.core.lifecycle import Event, State
@@ -67,14 +67,20 @@ class Scheduler:
         self.pool = BlockPool(config.num_blocks)
         self.queue = policies.queue
         self.running: list[Sequence] = []
+        self.padding: list[Sequence] = []
+        """Members of a request-level batch that are over but keep their row (State.PADDING)."""
         self.counters = Counters()
         self.wait_cause = ""
+        """Why the newest plan() gave nobody, or not everybody, anything to do."""
+        self.next_wake_s: float | None = None
+        """When a policy that waits wants plan() to be called again, if nothing arrives before."""
         self._sequences: dict[SequenceId, Sequence] = {}
-        self._batching = policies.batching
+        self.batching = policies.batching
         self._victims = policies.victims
         self._admission = Admission(config, policies.reservation)
         self._next_id: SequenceId = 1
         self._turn = 0
+        self._arrivals_closed = False
         self._in_flight: StepPlan | None = None
         self._shares: list[tuple[Sequence, int]] = []
         self._released: list[SequenceId] = []
@@ -123,6 +129,10 @@ class Scheduler:
         self.queue.push_returning(sequence)
         return True
 
+    def close_arrivals(self) -> None:
+        """No more requests will come: a policy that waits for a full batch need not any longer."""
+        self._arrivals_closed = True
+
     def __len__(self) -> int:
         """Live sequences, in whatever state."""
         return len(self._sequences)
@@ -146,8 +156,10 @@ class Scheduler:
         """The next step, or None when nothing can run; `wait_cause` then names why."""
         if self._in_flight is not None:
             raise InvariantViolation(f"step {self._in_flight.step} is not committed yet")
-        draft, admissions = self._draft_with_room()
-        self.wait_cause = admissions.cause
+        self._end_batch()
+        draft, admissions = self._draft_with_room(now)
+        self.wait_cause = draft.cause or admissions.cause
+        self.next_wake_s = draft.wake_s
         if not draft.shares and not draft.starts:
             return None
         self.counters.steps += 1
@@ -169,13 +181,14 @@ class Scheduler:
             self.pool.release(self._freed_after_step)
             self._freed_after_step = []
         self._shares = []
+        self._end_batch()
         self.counters.computed_tokens += plan.num_tokens
         self.counters.emitted_tokens += len(committed.outcomes)
         return committed
 
     # -- planning ------------------------------------------------------------------------------
 
-    def _draft_with_room(self) -> tuple[StepDraft, AdmissionRound]:
+    def _draft_with_room(self, now: float) -> tuple[StepDraft, AdmissionRound]:
         """A draft that the pool can carry; preempts one victim at a time until it can.
 
         After a preemption nobody comes in within the same step: the freed blocks are for those
@@ -183,18 +196,36 @@ class Scheduler:
         """
         waiting: WaitingQueue | tuple[()] = self.queue
         while True:
-            admissions = AdmissionRound(self._admission, waiting, len(self.running), self.pool.free)
-            draft = StepDraft(
-                self.running,
-                self.config.max_num_batched_tokens,
-                self.config.block_size,
-                admissions,
-            )
-            self._batching.compose(draft)
-            if draft.needed <= self.pool.free:
+            draft, admissions = self._compose(waiting, now)
+            free = self.pool.free
+            if draft.needed + admissions.taken <= free:
                 return draft, admissions
-            self._preempt(self._choose_victim())
+            if draft.needed > free:
+                self._make_room()
             waiting = ()
+
+    def _compose(
+        self, waiting: WaitingQueue | tuple[()], now: float
+    ) -> tuple[StepDraft, AdmissionRound]:
+        config = self.config
+        admissions = AdmissionRound(self._admission, waiting, len(self.running), self.pool.free)
+        draft = StepDraft(
+            self.running,
+            self.padding,
+            Queued(len(self.queue), self.queue.peek(), self._arrivals_closed),
+            (config.max_num_batched_tokens, config.block_size),
+            admissions,
+            now,
+        )
+        self.batching.compose(draft)
+        return draft, admissions
+
+    def _make_room(self) -> None:
+        """Free some blocks: those that nobody will read again first, else a victim's."""
+        if self.padding:
+            self._end_padding()
+        else:
+            self._preempt(self._choose_victim())
 
     def _choose_victim(self) -> Sequence:
         candidates = [s for s in self.running if not self._admission.is_protected(s)]
@@ -255,9 +286,12 @@ class Scheduler:
             num_tokens += count
         self._turn = turn
         self._shares = shares + draft.starts
-        plan.num_tokens = num_tokens
+        for member in draft.pads:
+            # Its last position once more: the cost of a decode, and nothing changes.
+            rows.append(Row(member.seq_id, member.computed - 1, 1, False, []))
+        plan.num_tokens = num_tokens + len(draft.pads)
         for row in rows:
-            if row.count != 1 or not row.samples:
+            if row.count != 1:
                 break
             plan.num_decodes += 1
 
@@ -268,7 +302,7 @@ class Scheduler:
         failures: list[tuple[SequenceId, str]] = []
         tokens = iter(result.token_ids)
         left = False
-        for (sequence, count), row in zip(self._shares, plan.rows, strict=True):
+        for (sequence, count), row in zip(self._shares, plan.rows, strict=False):
             token = next(tokens) if row.samples else None
             if sequence.state is not State.RUNNING:
                 continue
@@ -296,11 +330,28 @@ class Scheduler:
         return Committed(outcomes, failures)
 
     def _finish(self, sequence: Sequence) -> bool:
+        del self._sequences[sequence.seq_id]
+        if self.batching.keeps_rows:
+            sequence.apply(Event.KEEP_ROW)
+            self.padding.append(sequence)
+            return True
         sequence.apply(Event.FINISH)
+        self._give_back(sequence)
+        return True
+
+    def _end_batch(self) -> None:
+        if self.padding and not self.running:
+            self._end_padding()
+
+    def _end_padding(self) -> None:
+        for member in self.padding:
+            member.apply(Event.LEAVE_BATCH)
+            self._give_back(member)
+        self.padding.clear()
+
+    def _give_back(self, sequence: Sequence) -> None:
         self.pool.release(sequence.surrender())
         self._released.append(sequence.seq_id)
-        del self._sequences[sequence.seq_id]
-        return True
 
     # -- leaving -------------------------------------------------------------------------------
 

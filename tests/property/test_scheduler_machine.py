@@ -11,6 +11,7 @@ from cluster.core.errors import InvalidRequest
 from cluster.core.invariants import check_idle, check_plan, check_scheduler
 from cluster.core.lifecycle import State
 from cluster.core.plan import StepPlan
+from cluster.core.policies import make_policies
 from cluster.core.request import EngineRequest
 from cluster.core.sampling import SamplingParams
 from cluster.core.scheduler import Scheduler
@@ -31,6 +32,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_blocks=st.integers(2, 24),
         watermark=st.sampled_from([0.0, 0.02, 0.3]),
         max_preemptions=st.integers(0, 4),
+        batching=st.sampled_from(["chunked", "continuous", "fused", "static", "dynamic"]),
     )
     def start(
         self,
@@ -40,6 +42,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_blocks: int,
         watermark: float,
         max_preemptions: int,
+        batching: str,
     ) -> None:
         self.config = SchedulerConfig(
             max_num_batched_tokens=budget,
@@ -50,7 +53,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             watermark=watermark,
             max_preemptions=max_preemptions,
         )
-        self.scheduler = Scheduler(self.config)
+        self.scheduler = Scheduler(
+            self.config, make_policies(batching, batch_size=max_num_seqs, max_queue_delay_s=0.03)
+        )
         self.executor = ShadowExecutor(num_blocks=num_blocks, block_size=block_size, vocab=VOCAB)
         self.expected: dict[int, list[int]] = {}
         self.received: dict[int, list[int]] = {}
@@ -130,8 +135,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _launch(self) -> bool:
         runnable = any(s.state is not State.PAUSED for s in self.scheduler.sequences())
         plan = self.scheduler.plan(self.now)
-        assert (plan is not None) == runnable, self.scheduler.wait_cause
+        while plan is None and self.scheduler.next_wake_s is not None:
+            self.now = max(self.now, self.scheduler.next_wake_s)
+            plan = self.scheduler.plan(self.now)
         if plan is None:
+            # Work is present: it is planned, or there is a named cause to wait.
+            assert not runnable or self.scheduler.wait_cause
+            assert not runnable or self.scheduler.batching.name == "static"
             return False
         check_plan(plan, self.scheduler)
         self.flying = plan
@@ -162,6 +172,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):
             return
+        self.scheduler.close_arrivals()
         for sequence in self.scheduler.sequences():
             self.scheduler.resume(sequence.seq_id)
         steps = 0

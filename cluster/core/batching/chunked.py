@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
+from cluster.core.batching.base import give_chunks, give_decodes, split, start_newcomers
 from cluster.core.draft import StepDraft
-from cluster.core.sequence import Sequence
 
 
 class ChunkedPrefill:
-    """Stall-free batching (Sarathi-Serve, OSDI 2024): every running decode gets its token in every
-    step; unfinished prefills and then newcomers share the rest, so the gap between two tokens
-    is bounded by the budget and never by somebody else's prompt.
-
-    With more decodes than budget they rotate: those that have waited longest go first.
+    """Stall-free batching (Sarathi-Serve, OSDI 2024; vLLM V1): every running decode gets its token
+    in every step; unfinished prefills and then newcomers share the rest, so the gap between two
+    tokens is bounded by the budget and never by somebody else's prompt.
     """
 
     name = "chunked"
+    keeps_rows = False
+    stall_free = True
 
     def compose(self, draft: StepDraft) -> None:
-        decodes: list[Sequence] = []
-        prefills: list[Sequence] = []
-        for sequence in draft.running:
-            (decodes if sequence.remaining == 1 else prefills).append(sequence)
-        if len(decodes) > draft.budget:
-            decodes.sort(key=lambda s: s.turn)
-            del decodes[draft.budget :]
-        for sequence in decodes:
-            draft.give(sequence, 1)
-        for sequence in prefills:
-            if draft.budget == 0:
-                return
-            draft.give(sequence, min(sequence.remaining, draft.budget))
-        while draft.budget > 0:
-            newcomer = draft.admit()
-            if newcomer is None:
-                return
-            draft.start(newcomer, min(newcomer.remaining, draft.budget))
+        decodes, prefills = split(draft.running)
+        give_decodes(draft, decodes)
+        give_chunks(draft, prefills)
+        start_newcomers(draft)
