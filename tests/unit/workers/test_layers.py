@@ -107,7 +107,9 @@ def test_frequencies_equal_those_of_transformers(parameters, head_dim):
         hidden_size=head_dim * 2,
         num_attention_heads=2,
         max_position_embeddings=131072,
-        rope_parameters=dict(parameters),
+        # The old spelling: both transformers 4 and 5 read it.
+        rope_theta=parameters["rope_theta"],
+        rope_scaling={k: v for k, v in parameters.items() if k != "rope_theta"},
     )
     expected = llama.LlamaRotaryEmbedding(config).inv_freq
     rope = RopeScaling(
