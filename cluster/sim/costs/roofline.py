@@ -1,0 +1,134 @@
+"""Roofline: a step takes as long as its arithmetic or its memory traffic, whichever is slower.
+
+Williams, Waterman and Patterson, CACM 2009; the counts of a transformer step are those of
+"Continuous Batching and Chunked Prefill: Keeping the GPU Full".
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from cluster.core.errors import ConfigError
+from cluster.core.plan import StepPlan
+from cluster.sim.costs.base import StepSize, size_of
+from cluster.sim.costs.presets import BF16_BYTES, Hardware, ModelShape, PowerLimit
+
+ALL_REDUCES_PER_LAYER = 2
+"""After attention's output projection and after the feed-forward (Megatron-LM)."""
+ALL_REDUCE_LATENCY_S = 8e-6
+"""Of one small all-reduce within a node."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """FLOPs and bytes of a step on one accelerator, as linear forms of its StepSize.
+
+    FLOP = flops_per_token * tokens + flops_per_pair * pairs
+    bytes = weight_bytes + bytes_per_token * tokens + bytes_per_position * positions
+    link_bytes_per_token: sent to the peers; all_reduces: how often in a step.
+    """
+
+    flops_per_token: float
+    flops_per_pair: float
+    weight_bytes: float
+    bytes_per_token: float
+    bytes_per_position: float
+    link_bytes_per_token: float = 0.0
+    all_reduces: int = 0
+
+    @classmethod
+    def of(cls, model: ModelShape, tensor_parallel: int = 1) -> StepWork:
+        """Every projection and every head split over the group; KV heads cannot be split further.
+
+        A ring all-reduce of n tokens' hidden states sends 2 (t - 1) / t of their bytes.
+        """
+        check_tensor_parallel(model, tensor_parallel)
+        ranks = tensor_parallel
+        activations = BF16_BYTES * model.hidden
+        all_reduces = ALL_REDUCES_PER_LAYER * model.layers if ranks > 1 else 0
+        return cls(
+            flops_per_token=2 * model.matmul_params / ranks,
+            flops_per_pair=2 * model.layers * model.heads * model.head_dim / ranks,
+            weight_bytes=BF16_BYTES * model.matmul_params / ranks,
+            bytes_per_token=activations,
+            bytes_per_position=model.kv_bytes_per_token / min(ranks, model.kv_heads),
+            link_bytes_per_token=all_reduces * activations * 2 * (ranks - 1) / ranks,
+            all_reduces=all_reduces,
+        )
+
+
+def check_tensor_parallel(model: ModelShape, ranks: int) -> None:
+    if ranks < 1 or model.heads % ranks:
+        raise ConfigError(
+            f"tensor parallel must divide the {model.heads} heads of {model.name}, got {ranks}"
+        )
+
+
+class RooflineCost:
+    """max(FLOP / compute rate, bytes / memory rate), stretched by the power limit, plus overhead."""
+
+    def __init__(self, hardware: Hardware, work: StepWork) -> None:
+        self.hardware = hardware
+        self.work = work
+        self._compute_rate = hardware.compute_rate
+        self._memory_rate = hardware.memory_rate
+        self._power = hardware.power
+        self._overhead_s = hardware.overhead_s + work.all_reduces * ALL_REDUCE_LATENCY_S
+        self._link_s_per_token = work.link_bytes_per_token / hardware.link
+
+    def seconds(self, plan: StepPlan) -> float:
+        return self.of_size(size_of(plan))
+
+    def of_size(self, size: StepSize) -> float:
+        tokens, positions, pairs = size
+        work = self.work
+        flops = work.flops_per_token * tokens + work.flops_per_pair * pairs
+        moved = (
+            work.weight_bytes + work.bytes_per_token * tokens + work.bytes_per_position * positions
+        )
+        compute_s = flops / self._compute_rate
+        memory_s = moved / self._memory_rate
+        step_s = compute_s if compute_s > memory_s else memory_s
+        power = self._power
+        if power is not None:
+            compute_j = flops * power.pj_per_flop * 1e-12
+            memory_j = moved * power.pj_per_byte * 1e-12
+            if compute_j + memory_j > power.watts * step_s:
+                step_s = capped_seconds(compute_s, memory_s, compute_j, memory_j, power)
+        return step_s + self._overhead_s + self._link_s_per_token * tokens
+
+
+def capped_seconds(
+    compute_s: float, memory_s: float, compute_j: float, memory_j: float, power: PowerLimit
+) -> float:
+    """Seconds of a step at the highest clock scale s in [min_scale, 1] that the power allows.
+
+    Power(s) = (compute_j s^2 + memory_j) / max(compute_s / s, memory_s) grows with s. Below the
+    lowest scale the step is stretched until its energy fits.
+    """
+    scale = _clock_scale(compute_s, memory_s, compute_j, memory_j, power.watts)
+    scale = min(1.0, max(power.min_scale, scale))
+    step_s = max(compute_s / scale, memory_s)
+    energy_j = compute_j * scale * scale + memory_j
+    return max(step_s, energy_j / power.watts)
+
+
+def _clock_scale(
+    compute_s: float, memory_s: float, compute_j: float, memory_j: float, watts: float
+) -> float:
+    """Where Power(s) meets `watts`; 0 when even a stopped clock draws more."""
+    if memory_s > 0 and watts * memory_s > memory_j and compute_j > 0:
+        scale = math.sqrt((watts * memory_s - memory_j) / compute_j)
+        if compute_s <= scale * memory_s:
+            return scale
+    # Compute-bound: compute_j s^3 + memory_j s = watts compute_s, rising and convex for s > 0.
+    # Newton from the right closes in from above.
+    scale = 1.0
+    for _ in range(30):
+        excess = (compute_j * scale * scale + memory_j) * scale - watts * compute_s
+        step = excess / (3 * compute_j * scale * scale + memory_j)
+        scale -= step
+        if abs(step) < 1e-12:
+            break
+    return scale

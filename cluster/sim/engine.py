@@ -1,0 +1,118 @@
+"""One simulated engine: the real EngineCore, and a cost model where the GPU would be."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from cluster.core.ids import TokenId
+from cluster.core.plan import StepPlan, StepResult
+from cluster.core.request import EngineRequest
+from cluster.core.sampling import SamplingParams
+from cluster.engine.core import EngineCore, StepReport, StreamFailure, StreamKey
+from cluster.sim.costs.base import StepCost
+from cluster.sim.workload import SimRequest
+
+SYNTHETIC_TOKEN: TokenId = 1
+"""What every simulated row says. No stop token: outputs end where the trace says."""
+CONNECTION = 0
+"""A simulation has one router."""
+HASH_BLOCK = 512
+"""Prompt tokens that one hash id of a trace stands for."""
+LEAST_WAIT_S = 1e-6
+_ID_MASK = (1 << 31) - 1
+
+
+def engine_request(number: int, asked: SimRequest) -> EngineRequest:
+    """The request as the engine gets it. Prompts share ids where their trace says so, and
+    nowhere else: a prefix cache must see no hit that reality would not have given."""
+    length = asked.input_length
+    if not asked.hash_ids:
+        prompt: tuple[TokenId, ...] = (number & _ID_MASK,) * length
+    else:
+        ids = [hash_id & _ID_MASK for hash_id in asked.hash_ids for _ in range(HASH_BLOCK)]
+        ids += [number & _ID_MASK] * (length - len(ids))
+        prompt = tuple(ids[:length])
+    return EngineRequest(prompt, _sampling(asked.output_length))
+
+
+@lru_cache(maxsize=1 << 16)
+def _sampling(output_length: int) -> SamplingParams:
+    return SamplingParams(max_tokens=output_length, temperature=0.0)
+
+
+class SimEngine:
+    """Steps an EngineCore in virtual time. The executor's part is a constant token per sampling row
+    and the time that the cost model names; no context is held."""
+
+    __slots__ = ("_core", "_cost", "_plan", "_started_s", "busy_s", "name")
+
+    def __init__(self, name: str, core: EngineCore, cost: StepCost) -> None:
+        self.name = name
+        self.busy_s = 0.0
+        self._core = core
+        self._cost = cost
+        self._plan: StepPlan | None = None
+        self._started_s = 0.0
+
+    @property
+    def core(self) -> EngineCore:
+        return self._core
+
+    @property
+    def stepping(self) -> bool:
+        return self._plan is not None
+
+    @property
+    def plan(self) -> StepPlan | None:
+        """The step under way."""
+        return self._plan
+
+    @property
+    def started_s(self) -> float:
+        """When the newest step began."""
+        return self._started_s
+
+    def submit(self, stream: int, request: EngineRequest, now: float) -> StreamFailure | None:
+        return self._core.submit(StreamKey(CONNECTION, stream), request, now)
+
+    def begin(self, now: float) -> float | None:
+        """Start a step; the time at which it will be done, or None if nothing can run."""
+        # An engine without work is not asked: its check of the books costs more than a step.
+        if len(self._core.scheduler) == 0:
+            return None
+        plan = self._core.begin_step(now)
+        if plan is None:
+            return None
+        seconds = self._cost.seconds(plan)
+        self._plan = plan
+        self._started_s = now
+        self.busy_s += seconds
+        return now + seconds
+
+    def wake_s(self, now: float) -> float | None:
+        """When a policy that waits wants to be asked again; None when only an arrival helps."""
+        scheduler = self._core.scheduler
+        wake: float | None = getattr(scheduler, "next_wake_s", None)
+        if wake is None or len(scheduler) == 0:
+            return None
+        # Time must go on even if the policy's own sum rounds to the present.
+        return max(wake, now + LEAST_WAIT_S)
+
+    def close_arrivals(self) -> None:
+        """No request will come any more."""
+        close = getattr(self._core.scheduler, "close_arrivals", None)
+        if close is not None:
+            close()
+
+    def finish(self, now: float) -> StepReport:
+        """The step under way is done."""
+        plan, self._plan = self._plan, None
+        if plan is None:
+            raise RuntimeError(f"{self.name}: no step is under way")
+        decodes = plan.num_decodes
+        sampling = decodes
+        if decodes < len(plan.rows):
+            for row in plan.rows[decodes:]:
+                sampling += row[3]
+        result = StepResult(plan.step, [SYNTHETIC_TOKEN] * sampling, now - self._started_s)
+        return self._core.complete_step(result, now)
