@@ -99,9 +99,9 @@ def _mask_stop_tokens(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tens
     if scores is logits:
         scores = scores.clone()
     at = torch.tensor([rows, ids], device=logits.device)
-    # A NaN there must still fail the row, whose logits cannot be trusted.
+    # NaN and +inf stay (neither is < inf): such a row must fail, its logits cannot be trusted.
     masked = scores[at[0], at[1]]
-    scores[at[0], at[1]] = masked.masked_fill(~masked.isnan(), float("-inf"))
+    scores[at[0], at[1]] = masked.masked_fill(masked < float("inf"), float("-inf"))
     return scores
 
 

@@ -211,9 +211,10 @@ def test_no_stop_token_before_min_tokens(kind):
     assert logits[0, 3] == 30.0, "the caller's logits are left alone"
 
 
-def test_masking_does_not_hide_a_nan():
+@pytest.mark.parametrize("bad", [math.nan, INF])
+def test_masking_does_not_hide_bad_logits(bad):
     logits = torch.zeros(1, 50)
-    logits[0, 3] = math.nan
+    logits[0, 3] = bad
     p = params(min_tokens=5, stop_token_ids=(3,), temperature=0.0)
     assert sample(logits, [Draw(p, 0)]).failed
 
