@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from operator import itemgetter
 
 from cluster.core.ids import TokenId
 from cluster.core.plan import StepPlan, StepResult
@@ -19,6 +20,8 @@ CONNECTION = 0
 HASH_BLOCK = 512
 """Prompt tokens that one hash id of a trace stands for."""
 LEAST_WAIT_S = 1e-6
+_samples = itemgetter(3)
+"""Row.samples, without an attribute look-up in Python."""
 _ID_MASK = (1 << 31) - 1
 
 
@@ -92,7 +95,7 @@ class SimEngine:
     def wake_s(self, now: float) -> float | None:
         """When a policy that waits wants to be asked again; None when only an arrival helps."""
         scheduler = self._core.scheduler
-        wake: float | None = getattr(scheduler, "next_wake_s", None)
+        wake = scheduler.next_wake_s
         if wake is None or len(scheduler) == 0:
             return None
         # Time must go on even if the policy's own sum rounds to the present.
@@ -100,19 +103,13 @@ class SimEngine:
 
     def close_arrivals(self) -> None:
         """No request will come any more."""
-        close = getattr(self._core.scheduler, "close_arrivals", None)
-        if close is not None:
-            close()
+        self._core.scheduler.close_arrivals()
 
     def finish(self, now: float) -> StepReport:
         """The step under way is done."""
         plan, self._plan = self._plan, None
         if plan is None:
             raise RuntimeError(f"{self.name}: no step is under way")
-        decodes = plan.num_decodes
-        sampling = decodes
-        if decodes < len(plan.rows):
-            for row in plan.rows[decodes:]:
-                sampling += row[3]
+        sampling = sum(map(_samples, plan.rows))
         result = StepResult(plan.step, [SYNTHETIC_TOKEN] * sampling, now - self._started_s)
         return self._core.complete_step(result, now)

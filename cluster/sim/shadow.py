@@ -1,45 +1,61 @@
 """The content oracle: an executor whose KV cache records what was written where.
 
 Counters alone miss two kinds of bug: a victim's work left in the plan, and a computed count kept
-after preemption. Here every slot remembers (sequence, position, token), every step reads the
-whole context back through the block table, and a token is a function of the context that was
-read: a wrong read is reported, and even one that was not would change the tokens.
+after preemption. Here every slot remembers its position and a hash of all tokens up to it,
+every step reads the whole context back through the block table, and a token is a function of the
+context that was read: a wrong read is reported, and even one that was not would change the tokens.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from cluster.core.errors import InvariantViolation
 from cluster.core.ids import BlockId, SequenceId, TokenId
 from cluster.core.modelinfo import ModelInfo
-from cluster.core.plan import NewSequence, Row, StepPlan, StepResult
+from cluster.core.plan import BlockCopy, NewSequence, Row, StepPlan, StepResult
 from cluster.core.sampling import SamplingParams, counter_uniform
+
+FNV_BASIS = 0xCBF29CE484222325
 
 
 class Slot(NamedTuple):
-    seq_id: SequenceId
+    """position, and the hash of all tokens up to and including it: KV depends on nothing else."""
+
     position: int
-    token: TokenId
+    prefix: int
+
+
+Slots: TypeAlias = dict[int, Slot | None]
+"""What each position of the cache (block * block_size + offset), or of host memory, holds."""
 
 
 @dataclass(slots=True)
 class ShadowSequence:
+    """prefixes[p]: hash of tokens[0..p]."""
+
     tokens: list[TokenId]
     prompt_len: int
     sampling: SamplingParams
     blocks: list[BlockId] = field(default_factory=list)
+    prefixes: list[int] = field(default_factory=list)
+
+    def append(self, token: TokenId) -> None:
+        before = self.prefixes[-1] if self.prefixes else FNV_BASIS
+        self.tokens.append(token)
+        self.prefixes.append(extend_prefix(before, token))
 
 
-def reference_token(
-    context: list[TokenId], sampling: SamplingParams, index: int, vocab: int
-) -> int:
+def extend_prefix(prefix: int, token: TokenId) -> int:
+    """One step of 64-bit FNV-1a."""
+    return ((prefix ^ (token + 1)) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
+
+
+def reference_token(prefix: int, sampling: SamplingParams, index: int, vocab: int) -> int:
     """The toy model: the next token depends on every token of the context and, unless greedy, on
-    (seed, index). 64-bit FNV-1a over the ids."""
-    state = 0xCBF29CE484222325
-    for token in context:
-        state = ((state ^ (token + 1)) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
+    (seed, index)."""
+    state = prefix
     if not sampling.greedy:
         state ^= int(counter_uniform(sampling.seed, index) * (1 << 53))
     token = (state ^ (state >> 29)) % vocab
@@ -51,12 +67,14 @@ def reference_token(
 
 def reference_output(prompt: list[TokenId], sampling: SamplingParams, vocab: int) -> list[TokenId]:
     """What the toy model says to `prompt`, run alone and without any cache."""
-    context = list(prompt)
+    prefix = FNV_BASIS
+    for token in prompt:
+        prefix = extend_prefix(prefix, token)
     output: list[TokenId] = []
     while len(output) < sampling.max_tokens:
-        token = reference_token(context, sampling, len(output), vocab)
+        token = reference_token(prefix, sampling, len(output), vocab)
         output.append(token)
-        context.append(token)
+        prefix = extend_prefix(prefix, token)
         if token in sampling.stop_token_ids and len(output) >= sampling.min_tokens:
             break
     return output
@@ -79,7 +97,8 @@ class ShadowExecutor:
     def __init__(
         self, *, num_blocks: int, block_size: int, vocab: int = 97, max_len: int = 1 << 20
     ):
-        self.slots: list[Slot | None] = [None] * ((num_blocks + 1) * block_size)
+        self.slots: Slots = {}
+        self.host: Slots = {}
         self.sequences: dict[SequenceId, ShadowSequence] = {}
         self.steps = 0
         self._block_size = block_size
@@ -103,6 +122,9 @@ class ShadowExecutor:
         return self._info
 
     def submit(self, plan: StepPlan) -> FinishedStep:
+        self._move(plan.swap_out, self.slots, self.host)
+        self._move(plan.copies, self.slots, self.slots)
+        self._move(plan.swap_in, self.host, self.slots)
         for seq_id in plan.released:
             self.sequences.pop(seq_id, None)
         for new in plan.admitted:
@@ -116,12 +138,23 @@ class ShadowExecutor:
     def close(self) -> None:
         self.sequences.clear()
 
+    def _move(self, moves: list[BlockCopy], source: Slots, target: Slots) -> None:
+        size = self._block_size
+        # All reads before all writes: moves of one kind happen at once.
+        contents = [
+            [source.get(move.source * size + offset) for offset in range(size)] for move in moves
+        ]
+        for move, slots in zip(moves, contents, strict=True):
+            for offset, slot in enumerate(slots):
+                target[move.target * size + offset] = slot
+
     def _take_in(self, new: NewSequence) -> None:
         if new.seq_id in self.sequences:
             raise InvariantViolation(f"sequence {new.seq_id} is admitted but was not released")
-        self.sequences[new.seq_id] = ShadowSequence(
-            list(new.token_ids), new.prompt_len, new.sampling
-        )
+        sequence = ShadowSequence([], new.prompt_len, new.sampling)
+        for token in new.token_ids:
+            sequence.append(token)
+        self.sequences[new.seq_id] = sequence
 
     def _write(self, row: Row) -> None:
         sequence = self.sequences[row.seq_id]
@@ -132,24 +165,22 @@ class ShadowExecutor:
         if row.samples != (end == len(sequence.tokens)):
             raise InvariantViolation(f"sequence {row.seq_id}: samples at {end} is wrong")
         for position in range(row.start, end):
-            self.slots[self._slot(sequence, position)] = Slot(
-                row.seq_id, position, sequence.tokens[position]
-            )
+            self.slots[self._slot(sequence, position)] = Slot(position, sequence.prefixes[position])
 
     def _sample(self, row: Row) -> TokenId:
         sequence = self.sequences[row.seq_id]
-        context = [self._read(row.seq_id, sequence, p) for p in range(len(sequence.tokens))]
+        for position in range(len(sequence.tokens)):
+            self._read(row.seq_id, sequence, position)
         index = len(sequence.tokens) - sequence.prompt_len
-        token = reference_token(context, sequence.sampling, index, self._vocab)
-        sequence.tokens.append(token)
+        token = reference_token(sequence.prefixes[-1], sequence.sampling, index, self._vocab)
+        sequence.append(token)
         return token
 
-    def _read(self, seq_id: SequenceId, sequence: ShadowSequence, position: int) -> TokenId:
-        slot = self.slots[self._slot(sequence, position)]
-        expected = Slot(seq_id, position, sequence.tokens[position])
-        if slot != expected:
-            raise InvariantViolation(f"KV read finds {slot}, expected {expected}")
-        return expected.token
+    def _read(self, seq_id: SequenceId, sequence: ShadowSequence, position: int) -> None:
+        found = self.slots.get(self._slot(sequence, position))
+        expected = Slot(position, sequence.prefixes[position])
+        if found != expected:
+            raise InvariantViolation(f"sequence {seq_id}: KV has {found}, expected {expected}")
 
     def _slot(self, sequence: ShadowSequence, position: int) -> int:
         block = sequence.blocks[position // self._block_size]

@@ -113,8 +113,10 @@ def read_trace(path: Path, options: TraceOptions | None = None) -> Trace:
 @contextmanager
 def _opened(path: Path) -> Iterator[io.TextIOBase]:
     try:
-        opened = gzip.open(path, "rt", encoding="utf-8", newline="") if path.suffix == ".gz" else (
-            path.open(encoding="utf-8", newline="")
+        opened = (
+            gzip.open(path, "rt", encoding="utf-8", newline="")
+            if path.suffix == ".gz"
+            else (path.open(encoding="utf-8", newline=""))
         )
         with opened as text:
             yield text  # type: ignore[misc]
@@ -122,9 +124,7 @@ def _opened(path: Path) -> Iterator[io.TextIOBase]:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
 
 
-def _csv_rows(
-    path: Path, text: io.TextIOBase
-) -> Iterator[tuple[int, Callable[[], SimRequest]]]:
+def _csv_rows(path: Path, text: io.TextIOBase) -> Iterator[tuple[int, Callable[[], SimRequest]]]:
     rows = csv.reader(text)
     header = next(rows, [])
     missing = [c for c in AZURE_COLUMNS if c not in header]
@@ -150,14 +150,14 @@ def _seconds(stamp: str) -> float:
     whole, _, fraction = stamp.strip().removesuffix("+00:00").partition(".")
     try:
         moment = datetime.fromisoformat(whole).replace(tzinfo=timezone.utc)
-        return moment.timestamp() + (float(f"0.{int(fraction):0{len(fraction)}d}") if fraction else 0)
+        return moment.timestamp() + (
+            float(f"0.{int(fraction):0{len(fraction)}d}") if fraction else 0
+        )
     except ValueError:
         raise _BadRow("TIMESTAMP", f"not a time: {stamp[:40]!r}") from None
 
 
-def _json_rows(
-    path: Path, text: io.TextIOBase
-) -> Iterator[tuple[int, Callable[[], SimRequest]]]:
+def _json_rows(path: Path, text: io.TextIOBase) -> Iterator[tuple[int, Callable[[], SimRequest]]]:
     for line, raw in enumerate(text, start=1):
         if str(raw).strip():
             yield line, lambda raw=raw: _json_request(str(raw))  # type: ignore[misc]

@@ -116,4 +116,3 @@ ARTICLE = Synthetic(160, 6.0, Lengths(1024), Lengths(128), seed=11)
 
 def article_workload(seed: int = 11) -> Synthetic:
     return replace(ARTICLE, seed=seed)
-

@@ -31,12 +31,13 @@ class StepSize(NamedTuple):
 def size_of(plan: StepPlan) -> StepSize:
     """One pass over the rows, without an object per row."""
     rows = plan.rows
-    decodes = plan.num_decodes
     starts = 0
-    if decodes == len(rows):
+    if plan.num_tokens == len(rows):
+        # Rows of one token only: decodes, as nearly always.
         for row in rows:
             starts += row[1]
-        return StepSize(decodes, starts + decodes, 2 * (starts + decodes))
+        positions = starts + len(rows)
+        return StepSize(len(rows), positions, 2 * positions)
     pairs = 0
     for row in rows:
         start, count = row[1], row[2]

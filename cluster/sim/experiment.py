@@ -1,0 +1,163 @@
+"""A simulated experiment: what to run, put together from names, and refused in words if impossible."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from cluster.core.config import SchedulerConfig
+from cluster.core.errors import ConfigError
+from cluster.core.policies import make_policies
+from cluster.core.scheduler import Scheduler
+from cluster.engine.core import EngineCore
+from cluster.sim.costs.base import StepCost
+from cluster.sim.costs.presets import Hardware, ModelShape, find_hardware, find_model
+from cluster.sim.costs.roofline import RooflineCost, StepWork, check_tensor_parallel
+from cluster.sim.engine import SimEngine
+from cluster.sim.metrics import Meter, Objectives, Summary
+from cluster.sim.simulation import Observer, Simulation
+from cluster.sim.workload import SimRequest
+
+MAX_ENGINES = 4096
+MAX_POOL_TOKENS = 1 << 28
+"""Of all engines together; the block pools are real lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What an engine runs on: hardware, model, and how many accelerators share the model."""
+
+    hardware: Hardware
+    model: ModelShape
+    tensor_parallel: int = 1
+
+    @classmethod
+    def named(cls, hardware: str, model: str, tensor_parallel: int = 1) -> Machine:
+        machine = cls(find_hardware(hardware), find_model(model), tensor_parallel)
+        check_tensor_parallel(machine.model, tensor_parallel)
+        return machine
+
+    def cost(self) -> RooflineCost:
+        return RooflineCost(self.hardware, StepWork.of(self.model, self.tensor_parallel))
+
+    def kv_tokens(self) -> int:
+        """Positions that fit beside the weights. Raises ConfigError when not even the weights do."""
+        free = self.hardware.memory * self.tensor_parallel - self.model.weight_bytes
+        if free <= 0:
+            raise ConfigError(
+                f"{self.model.name} has {self.model.weight_bytes / 1e9:.1f} GB of weights, "
+                f"{self.tensor_parallel} x {self.hardware.name} has "
+                f"{self.hardware.memory * self.tensor_parallel / 1e9:.1f} GB of memory"
+            )
+        return int(free / self.model.kv_bytes_per_token)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSetup:
+    """One engine's configuration; every engine of an experiment has the same.
+
+    kv_tokens: size of the KV pool. policies: keyword arguments of core.policies.make_policies.
+    """
+
+    budget: int
+    max_num_seqs: int
+    kv_tokens: int
+    block_size: int = 16
+    watermark: float = 0.02
+    max_model_len: int = 1 << 17
+    policies: dict[str, Any] = field(default_factory=lambda: {"batching": "chunked"})
+
+    def config(self) -> SchedulerConfig:
+        if self.kv_tokens < self.block_size:
+            raise ConfigError(
+                f"kv_tokens must hold a block of {self.block_size} tokens, got {self.kv_tokens}"
+            )
+        return SchedulerConfig(
+            max_num_batched_tokens=self.budget,
+            max_num_seqs=self.max_num_seqs,
+            block_size=self.block_size,
+            num_blocks=self.kv_tokens // self.block_size,
+            max_model_len=self.max_model_len,
+            watermark=self.watermark,
+        )
+
+    def scheduler(self) -> Scheduler:
+        policies = make_policies(**{"batch_size": self.max_num_seqs, **self.policies})
+        return Scheduler(self.config(), policies)
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """A workload, engines of one kind, and what a step costs on them."""
+
+    setup: EngineSetup
+    cost: StepCost
+    workload: Iterable[SimRequest]
+    engines: int = 1
+    objectives: Objectives = field(default_factory=Objectives)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.engines <= MAX_ENGINES:
+            raise ConfigError(f"engines must be between 1 and {MAX_ENGINES}, got {self.engines}")
+        if self.setup.kv_tokens * self.engines > MAX_POOL_TOKENS:
+            raise ConfigError(
+                f"{self.engines} engines x {self.setup.kv_tokens} KV tokens are more than the "
+                f"{MAX_POOL_TOKENS} that a simulation keeps books of"
+            )
+        self.setup.config()
+
+    def run(
+        self,
+        progress: Callable[[int], None] | None = None,
+        observer: Observer | None = None,
+        *,
+        meter: Meter | None = None,
+    ) -> Summary:
+        """Runs it from the start, each time alike."""
+        meter = meter or Meter(self.objectives)
+        engines = [
+            SimEngine(f"engine-{i:04d}", EngineCore(self.setup.scheduler()), self.cost)
+            for i in range(self.engines)
+        ]
+        return Simulation(engines, self.workload, meter, observer=observer).run(progress)
+
+
+SWEEPABLE: dict[str, type] = {
+    "budget": int,
+    "max_num_seqs": int,
+    "kv_tokens": int,
+    "block_size": int,
+    "watermark": float,
+    "engines": int,
+    "policy": str,
+}
+
+
+def vary(experiment: Experiment, name: str, value: Any) -> Experiment:
+    """The experiment with one thing changed; names are those of SWEEPABLE."""
+    if name == "engines":
+        return replace(experiment, engines=value)
+    if name == "policy":
+        policies = {**experiment.setup.policies, "batching": value}
+        return replace(experiment, setup=replace(experiment.setup, policies=policies))
+    return replace(experiment, setup=replace(experiment.setup, **{name: value}))
+
+
+def parse_sweep(text: str) -> tuple[str, list[Any]]:
+    """ "budget=64,128" as the name and its values. Raises ConfigError."""
+    name, equals, values = text.partition("=")
+    name = name.strip().replace("-", "_")
+    kind = SWEEPABLE.get(name)
+    if not equals or kind is None:
+        raise ConfigError(f"--sweep takes NAME=VALUE,... with one of {', '.join(SWEEPABLE)}")
+    parsed: list[Any] = []
+    for value in values.split(","):
+        try:
+            parsed.append(kind(value.strip()))
+        except ValueError:
+            raise ConfigError(f"--sweep {name}: {value.strip()!r} is no {kind.__name__}") from None
+        if kind is float and not math.isfinite(parsed[-1]):
+            raise ConfigError(f"--sweep {name}: {value.strip()!r} is not finite")
+    return name, parsed
