@@ -8,51 +8,97 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
+from typing import NamedTuple
 
-from cluster.core.admission import Admission, Verdict
+from cluster.core.admission import Admission, Shared, Verdict
+from cluster.core.ids import BlockId
+from cluster.core.kvspace import KvSpace
+from cluster.core.prefix import PartialHit
 from cluster.core.sequence import Sequence
+
+
+class Entry(NamedTuple):
+    """A sequence that comes in: blocks it shares, how many it takes besides, and the block that
+    its first own one starts as a copy of."""
+
+    sequence: Sequence
+    hits: list[BlockId]
+    take: int
+    partial: PartialHit | None
 
 
 class AdmissionRound:
     """Offers waiting sequences to admission, in queue order, for one draft.
 
-    admitted: (sequence, blocks to take) so far. cause: why the round stopped, "" if it did not.
+    entries: those who come in, so far. taken: free blocks that they take. cause: why the round
+    stopped, "" if it did not.
     """
 
-    __slots__ = ("_admission", "_free", "_running", "_waiting", "admitted", "cause", "taken")
+    __slots__ = ("_admission", "_kv", "_running", "_waiting", "cause", "entries", "taken")
 
     def __init__(
-        self, admission: Admission, waiting: Iterable[Sequence], running: int, free_blocks: int
+        self,
+        admission: Admission,
+        waiting: Iterable[Sequence],
+        running: SequenceOf[Sequence],
+        kv: KvSpace,
     ) -> None:
         self._admission = admission
+        self._kv = kv
         self._waiting = iter(waiting)
         self._running = running
-        self._free = free_blocks
-        self.admitted: list[tuple[Sequence, int]] = []
+        self.entries: list[Entry] = []
         self.cause = ""
         self.taken = 0
 
-    def next(self, needed: int, at_most: int | None) -> Sequence | None:
-        """needed: blocks that the draft's running sequences ask for in this step.
-        at_most: the round ends at a sequence with more tokens to compute than this."""
-        if self.cause:
+    def next(self, needed: int, at_most: int | None) -> tuple[Sequence, int] | None:
+        """The next one to come in, with the tokens it has to compute; None when nobody may.
+
+        needed: blocks that the draft's running sequences ask for in this step. at_most: the round
+        ends at a sequence with more tokens to compute than this.
+        """
+        while not self.cause:
+            # Before the queue is looked at: some queues have to work for their order.
+            if not self._admission.has_slot(len(self._running) + len(self.entries)):
+                self.cause = f"max_num_seqs ({len(self._running) + len(self.entries)}) are running"
+                return None
+            candidate = next(self._waiting, None)
+            if candidate is None:
+                return None
+            entry = self._consider(candidate, needed, at_most)
+            if entry is not None:
+                self.entries.append(entry)
+                return candidate, candidate.remaining - self._kv.computed_by(
+                    entry.hits, entry.partial
+                )
+        return None
+
+    def _consider(self, candidate: Sequence, needed: int, at_most: int | None) -> Entry | None:
+        """An entry for the candidate; None if it is skipped, or the round is over (`cause`)."""
+        running = [*self._running, *(e.sequence for e in self.entries)]
+        hits, partial = self._kv.hits(candidate)
+        remaining = candidate.remaining - self._kv.computed_by(hits, partial)
+        if at_most is not None and remaining > at_most:
+            self.cause = f"a prompt of {remaining} tokens, room for {at_most}"
             return None
-        candidate = next(self._waiting, None)
-        if candidate is None:
-            return None
-        if at_most is not None and candidate.remaining > at_most:
-            self.cause = f"a prompt of {candidate.remaining} tokens, room for {at_most}"
-            return None
+        shared = Shared(
+            blocks=len(hits),
+            cached=self._kv.cost_of(hits),
+            coming=self._kv.prefix.is_coming(candidate, len(hits), running),
+        )
         decision = self._admission.decide(
-            candidate, running=self._running, free_blocks=self._free - self.taken - needed
+            candidate,
+            running=running,
+            free_blocks=self._kv.free - self.taken - needed,
+            shared=shared,
         )
         if decision.verdict is Verdict.STOP:
             self.cause = decision.cause
+        if decision.verdict is not Verdict.ADMIT:
             return None
-        self._running += 1
-        self.taken += decision.blocks
-        self.admitted.append((candidate, decision.blocks))
-        return candidate
+        take = max(decision.blocks - len(hits), len(candidate.host_blocks), partial is not None)
+        self.taken += take + shared.cached
+        return Entry(candidate, hits, take, partial)
 
 
 class Queued:
@@ -75,7 +121,8 @@ class StepDraft:
     """Shares of one step's token budget.
 
     running: sequences that run, in the order of their admission. padding: members of a batch that
-    are over but keep their row (see State.PADDING). budget: tokens left to give. now: seconds.
+    are over but keep their row (see State.PADDING). granted: the step's budget. budget: tokens left
+    to give. now: seconds.
     shares: (sequence, tokens) given to running ones; `starts`, to newcomers; `pads`, kept rows.
     needed: blocks that the shares of running sequences need beyond what they hold.
     wake_s: when a policy that waits wants to be asked again. cause: what it waits for.
@@ -86,6 +133,7 @@ class StepDraft:
         "_round",
         "budget",
         "cause",
+        "granted",
         "needed",
         "now",
         "padding",
@@ -111,6 +159,7 @@ class StepDraft:
         self.padding = padding
         self.queued = queued
         self.budget, self._block_size = limits
+        self.granted = self.budget
         self.now = now
         self.shares: list[tuple[Sequence, int]] = []
         self.starts: list[tuple[Sequence, int]] = []
@@ -128,18 +177,17 @@ class StepDraft:
         if missing > 0:
             self.needed += -(-missing // self._block_size)
 
-    def admit(self, at_most: int | None = None) -> Sequence | None:
-        """The next waiting sequence, if it may come in now. None when nobody may.
-
-        The policy then gives it its first tokens with start(). at_most: only if it has no more
-        tokens to compute than this.
-        """
-        return self._round.next(self.needed, at_most)
-
-    def start(self, newcomer: Sequence, tokens: int) -> None:
-        """A newcomer's first share; its blocks come from its admission."""
+    def start_next(self, at_most: int | None = None) -> bool:
+        """Let the next waiting sequence in, with as much of its prompt as the budget has left.
+        False when nobody may come in now. at_most: only if it has no more tokens to compute."""
+        entry = self._round.next(self.needed, at_most)
+        if entry is None:
+            return False
+        newcomer, remaining = entry
+        tokens = min(remaining, self.budget)
         self.starts.append((newcomer, tokens))
         self.budget -= tokens
+        return True
 
     def pad(self, member: Sequence) -> None:
         """Run a row of a member that is over; it costs what a decode costs and emits nothing."""

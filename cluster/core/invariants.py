@@ -25,13 +25,14 @@ def check_plan(plan: StepPlan, scheduler: Scheduler) -> None:
         f"step {plan.step}: num_tokens {plan.num_tokens} is not the sum of its rows",
     )
     _require(
-        plan.num_tokens <= config.max_num_batched_tokens,
-        f"step {plan.step}: {plan.num_tokens} tokens, budget {config.max_num_batched_tokens}",
+        plan.num_tokens <= plan.budget <= config.max_num_batched_tokens,
+        f"step {plan.step}: {plan.num_tokens} tokens, budget {plan.budget}, "
+        f"limit {config.max_num_batched_tokens}",
     )
     ids = [row.seq_id for row in plan.rows]
     _require(len(set(ids)) == len(ids), f"step {plan.step}: a sequence has two rows")
     _require(all(row.count >= 1 for row in plan.rows), f"step {plan.step}: an empty row")
-    free = set(scheduler.pool.free_blocks())
+    free = set(scheduler.kv.pool.free_blocks())
     for row in plan.rows:
         _require(
             free.isdisjoint(row.new_blocks),
@@ -45,17 +46,19 @@ def check_idle(scheduler: Scheduler) -> None:
     """Nothing is left: every block is free, every queue empty."""
     check_scheduler(scheduler)
     _require(len(scheduler) == 0, f"{len(scheduler)} sequences are left")
-    _require(scheduler.pool.held == 0, f"{scheduler.pool.held} blocks are held by nobody")
+    held = scheduler.kv.pool.held
+    _require(held == 0, f"{held} blocks are held by nobody")
+    _require(scheduler.kv.host_used == 0, f"{scheduler.kv.host_used} host blocks are left over")
 
 
 def _check_blocks(scheduler: Scheduler) -> None:
-    pool = scheduler.pool
+    pool = scheduler.kv.pool
     free = pool.free_blocks()
     _require(len(set(free)) == len(free), "a block is in the free list twice")
     _require(pool.free + pool.held == pool.num_blocks, "free + held is not the pool's size")
     owners = [*scheduler.sequences(), *scheduler.padding]
     holders = Counter(block for s in owners for block in s.blocks)
-    holders.update(scheduler.pending_free)
+    holders.update(scheduler.kv.pending)
     for block in range(1, pool.num_blocks + 1):
         _require(
             pool.references(block) == holders[block],
@@ -63,6 +66,15 @@ def _check_blocks(scheduler: Scheduler) -> None:
         )
     for block in free:
         _require(pool.references(block) == 0, f"block {block} is free and referenced")
+    for block, contents in pool.published().items():
+        _require(pool.find(contents) == block, f"block {block} is not where its contents are found")
+        _require(
+            pool.references(block) > 0 or pool.is_cached(block),
+            f"block {block} is published but neither held nor cached",
+        )
+    host = Counter(slot for s in scheduler.sequences() for slot in s.host_blocks)
+    _require(max(host.values(), default=0) <= 1, "a host block has two owners")
+    _require(host.total() == scheduler.kv.host_used, "host blocks are miscounted")
 
 
 def _check_states(scheduler: Scheduler) -> None:
@@ -96,11 +108,11 @@ def _check_states(scheduler: Scheduler) -> None:
             f"sequence {sequence.seq_id}: computed {sequence.computed} of {sequence.total}",
         )
         _require(
-            holds or sequence.computed == 0,
+            holds or sequence.computed == 0 or bool(sequence.host_blocks),
             f"sequence {sequence.seq_id} ({sequence.state.value}) kept a computed count",
         )
         _require(
-            sequence.computed <= sequence.capacity,
+            sequence.computed <= sequence.capacity or bool(sequence.host_blocks),
             f"sequence {sequence.seq_id}: computed {sequence.computed} beyond its blocks",
         )
         _require(
@@ -111,15 +123,15 @@ def _check_states(scheduler: Scheduler) -> None:
 
 
 def _check_order(scheduler: Scheduler) -> None:
-    """Returning sequences stand before newcomers."""
-    newcomer_seen = False
+    """Returning sequences stand before newcomers of their priority."""
+    newcomers: set[int] = set()
     for sequence in scheduler.queue:
         if sequence.state is State.WAITING:
-            newcomer_seen = True
+            newcomers.add(sequence.priority)
         else:
             _require(
-                not newcomer_seen,
-                f"preempted sequence {sequence.seq_id} waits behind a newcomer",
+                sequence.priority not in newcomers,
+                f"preempted sequence {sequence.seq_id} waits behind a newcomer of its priority",
             )
 
 
@@ -127,7 +139,7 @@ def _check_decodes_served(plan: StepPlan, scheduler: Scheduler, planned: set[int
     decodes = [s for s in scheduler.running if s.remaining == 1]
     unserved = [s.seq_id for s in decodes if s.seq_id not in planned]
     _require(
-        not unserved or plan.num_decodes == scheduler.config.max_num_batched_tokens,
+        not unserved or plan.num_decodes >= plan.budget,
         f"step {plan.step}: decodes {unserved[:5]} got no token though the budget had room",
     )
 

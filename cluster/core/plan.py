@@ -28,6 +28,14 @@ class NewSequence(NamedTuple):
     sampling: SamplingParams
 
 
+class BlockCopy(NamedTuple):
+    """Copy one block's K and V, all layers. Source and target are block ids of the pool, except
+    that the host side of a swap is a slot of host memory, counted from 0."""
+
+    source: int
+    target: int
+
+
 class Row(NamedTuple):
     """One sequence's share of a step: compute KV for positions [start, start + count).
 
@@ -47,10 +55,13 @@ class Row(NamedTuple):
 class StepPlan:
     """One forward pass over a flattened mixed batch.
 
-    Order of effects at the executor: forget `released`, take in `admitted`, then run `rows`
-    as one batch. Rows that decode come first. `num_tokens` is the sum of the counts. A row of count
-    1 that samples nothing and repeats its sequence's last computed position is padding: a member of
-    a request-level batch that is over.
+    Order of effects at the executor: `swap_out`, `copies`, `swap_in`, forget `released`, take in
+    `admitted`, then run `rows` as one batch. A sequence may begin with start > 0: the positions
+    before are in blocks that it shares, or was given a copy of.
+
+    Rows that decode come first. `num_tokens` is the sum of the counts, `budget` what it could have
+    been. A row of count 1 that samples nothing and repeats its sequence's last computed position is
+    padding: a member of a request-level batch that is over.
     A sequence may be in `released` and `admitted` of one plan (preempted, then replayed).
     """
 
@@ -60,6 +71,10 @@ class StepPlan:
     released: list[SequenceId] = field(default_factory=list)
     num_decodes: int = 0
     num_tokens: int = 0
+    budget: int = 0
+    swap_out: list[BlockCopy] = field(default_factory=list)
+    swap_in: list[BlockCopy] = field(default_factory=list)
+    copies: list[BlockCopy] = field(default_factory=list)
 
 
 @dataclass(slots=True)

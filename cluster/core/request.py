@@ -8,6 +8,10 @@ from cluster.core.errors import InvalidRequest
 from cluster.core.ids import TokenId
 from cluster.core.sampling import SamplingParams
 
+MAX_PRIORITY = 1000
+MIN_OBJECTIVE_S = 0.001
+MAX_OBJECTIVE_S = 86_400.0
+
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
@@ -15,11 +19,16 @@ class EngineRequest:
 
     emitted_ids is empty for a fresh request. In a replay it holds every token that the log's
     owner has accepted; the engine goes on at output index ``len(emitted_ids)``.
+    priority: the larger goes first, where the queue's policy looks at it. tenant: whose request it
+    is; tenants share no KV blocks. ttft_objective_s: when its first token is wanted.
     """
 
     prompt_ids: tuple[TokenId, ...]
     sampling: SamplingParams
     emitted_ids: tuple[TokenId, ...] = ()
+    priority: int = 0
+    tenant: str = ""
+    ttft_objective_s: float | None = None
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
@@ -29,6 +38,18 @@ class EngineRequest:
                 "emitted",
                 f"{len(self.emitted_ids)} tokens are emitted already, "
                 f"max_tokens is {self.sampling.max_tokens}",
+            )
+
+        if not -MAX_PRIORITY <= self.priority <= MAX_PRIORITY:
+            raise InvalidRequest.single(
+                "priority",
+                f"must be between -{MAX_PRIORITY} and {MAX_PRIORITY}, got {self.priority}",
+            )
+        objective = self.ttft_objective_s
+        if objective is not None and not MIN_OBJECTIVE_S <= objective <= MAX_OBJECTIVE_S:
+            raise InvalidRequest.single(
+                "ttft_objective",
+                f"must be between {MIN_OBJECTIVE_S:g} and {MAX_OBJECTIVE_S:g} s, got {objective!r}",
             )
 
     @property

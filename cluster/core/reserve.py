@@ -1,32 +1,125 @@
-"""How many blocks a sequence takes when it is admitted."""
+"""How many blocks must be free for a sequence to come in, and how many it takes at once."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections import deque
+from collections.abc import Sequence as SequenceOf
+from typing import NamedTuple, Protocol
 
 from cluster.core.config import blocks_for
 from cluster.core.sequence import Sequence
 
 
+class Demand(NamedTuple):
+    """free: blocks that must be free besides the watermark. take: blocks taken at admission; the
+    rest is taken as the sequence grows."""
+
+    free: int
+    take: int
+
+
 class Reservation(Protocol):
-    def at_admission(self, sequence: Sequence, block_size: int) -> int:
-        """Blocks to take when the sequence comes in; more are taken later, as it grows."""
+    name: str
+
+    def demand(self, candidate: Sequence, running: SequenceOf[Sequence], block_size: int) -> Demand:
+        """running: those who run, those admitted earlier in this step included."""
+
+    def observe(self, sequence: Sequence) -> None:
+        """A sequence has finished by itself (for policies that learn output lengths)."""
+
+
+class OnDemand:
+    """Take blocks only as positions are computed; come in if all known tokens would fit, after
+    what the running sequences still need for theirs (vLLM)."""
+
+    name = "on-demand"
+
+    def demand(self, candidate: Sequence, running: SequenceOf[Sequence], block_size: int) -> Demand:
+        promised = sum(_missing(s, block_size) for s in running if s.remaining > 1)
+        return Demand(blocks_for(candidate.total, block_size) + promised, 0)
+
+    def observe(self, sequence: Sequence) -> None:
+        """Of no account here."""
 
 
 class KnownTokens:
     """Blocks for all tokens known so far (prompt + emitted): a chunked prefill, once begun, cannot
     be starved by the decodes beside it, and a replay never starts that could not end."""
 
-    def at_admission(self, sequence: Sequence, block_size: int) -> int:
-        return blocks_for(sequence.total, block_size)
+    name = "prompt"
+
+    def demand(self, candidate: Sequence, running: SequenceOf[Sequence], block_size: int) -> Demand:
+        blocks = blocks_for(candidate.total, block_size)
+        return Demand(blocks, blocks)
+
+    def observe(self, sequence: Sequence) -> None:
+        """Of no account here."""
 
 
 class WholeLife:
     """Blocks for the longest the sequence may become (prompt + max_tokens; Orca, OSDI 2022).
 
-    Used for protected sequences: one that was preempted often enough comes back with everything
-    it can ever need, so it neither has to give way again nor makes another one give way.
+    Also used for protected sequences: one that was preempted often enough comes back with
+    everything it can ever need, so it neither has to give way again nor makes another one.
     """
 
-    def at_admission(self, sequence: Sequence, block_size: int) -> int:
-        return blocks_for(sequence.max_total, block_size)
+    name = "worst-case"
+
+    def demand(self, candidate: Sequence, running: SequenceOf[Sequence], block_size: int) -> Demand:
+        blocks = blocks_for(candidate.max_total, block_size)
+        return Demand(blocks, blocks)
+
+    def observe(self, sequence: Sequence) -> None:
+        """Of no account here."""
+
+
+class EstimatedPeak:
+    """Come in if the pool can carry the highest moment that lies ahead.
+
+    Sort the running sequences by remaining output, longest first. When the i-th of them ends, it
+    and those before it are all there, each grown by the i-th's remaining output; the largest such
+    sum is the future peak (Past-Future scheduler, Gong et al., ASPLOS 2025; LightLLM).
+    The remaining output of a sequence is guessed as the 90th percentile of the last finished
+    outputs, never beyond its max_tokens.
+    """
+
+    name = "estimated-peak"
+
+    HISTORY = 256
+    QUANTILE = 0.9
+
+    def __init__(self) -> None:
+        self._outputs: deque[int] = deque(maxlen=self.HISTORY)
+        self._guess: int | None = None
+
+    def demand(self, candidate: Sequence, running: SequenceOf[Sequence], block_size: int) -> Demand:
+        take = blocks_for(candidate.total, block_size)
+        lives = [(self._remaining(s), s.total, len(s.blocks)) for s in running]
+        lives.append((self._remaining(candidate), candidate.total, 0))
+        lives.sort(reverse=True)
+        peak, totals = 0, 0
+        for count, (remaining, total, _) in enumerate(lives, 1):
+            totals += total
+            # Each of the `count` sequences rounds up to whole blocks: half a block on average.
+            peak = max(
+                peak, blocks_for(totals + count * remaining + count * block_size // 2, block_size)
+            )
+        held = sum(blocks for _, _, blocks in lives)
+        return Demand(max(take, peak - held), take)
+
+    def observe(self, sequence: Sequence) -> None:
+        self._outputs.append(sequence.emitted)
+        self._guess = None
+
+    def _remaining(self, sequence: Sequence) -> int:
+        left = sequence.max_total - sequence.total
+        if not self._outputs:
+            return left
+        if self._guess is None:
+            ordered = sorted(self._outputs)
+            self._guess = ordered[int(self.QUANTILE * (len(ordered) - 1))]
+        return min(left, max(1, self._guess - sequence.emitted))
+
+
+def _missing(sequence: Sequence, block_size: int) -> int:
+    return max(0, blocks_for(sequence.total, block_size) - len(sequence.blocks))

@@ -8,43 +8,54 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from cluster.core.admission import Admission
+from cluster.core.admission import Admission, Verdict
 from cluster.core.batching.base import BatchingPolicy
 from cluster.core.batching.chunked import ChunkedPrefill
-from cluster.core.blocks import BlockPool
+from cluster.core.budget import Budget, FixedBudget
 from cluster.core.config import SchedulerConfig
 from cluster.core.draft import AdmissionRound, Queued, StepDraft
-from cluster.core.errors import InvariantViolation
+from cluster.core.errors import InvalidRequest, InvariantViolation
 from cluster.core.ids import BlockId, SequenceId
+from cluster.core.kvspace import KvSpace, PrefixPolicy
 from cluster.core.lifecycle import Event, State
 from cluster.core.outcome import FinishReason, Outcome
 from cluster.core.plan import NewSequence, Row, StepPlan, StepResult
-from cluster.core.queues import FcfsQueue, WaitingQueue
-from cluster.core.request import EngineRequest, check_fits
+from cluster.core.preemption import Preemption, Recompute
+from cluster.core.prefix import NoPrefixCache
+from cluster.core.queues.base import WaitingQueue
+from cluster.core.queues.fcfs import FcfsQueue
+from cluster.core.request import EngineRequest
 from cluster.core.reserve import KnownTokens, Reservation
 from cluster.core.sequence import Sequence
-from cluster.core.victims import NewestFirst, VictimPolicy
+from cluster.core.victims import NewestArrival, VictimPolicy
 
 
 @dataclass(slots=True)
 class Policies:
-    """The choices of one scheduler. A queue has state: one Policies per scheduler."""
+    """The choices of one scheduler. Some have state: one Policies per scheduler."""
 
     batching: BatchingPolicy = field(default_factory=ChunkedPrefill)
-    victims: VictimPolicy = field(default_factory=NewestFirst)
+    victims: VictimPolicy = field(default_factory=NewestArrival)
     queue: WaitingQueue = field(default_factory=FcfsQueue)
     reservation: Reservation = field(default_factory=KnownTokens)
+    prefix: PrefixPolicy = field(default_factory=NoPrefixCache)
+    preemption: Preemption = field(default_factory=Recompute)
+    budget: Budget | None = None
+    """None: max_num_batched_tokens in every step."""
 
 
 @dataclass(slots=True)
 class Counters:
-    """Totals since the scheduler was made; they only grow."""
+    """Totals since the scheduler was made; they only grow. Tokens, except where named."""
 
     steps: int = 0
     computed_tokens: int = 0
     emitted_tokens: int = 0
     preemptions: int = 0
+    swapped_blocks: int = 0
     recomputed_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    padded_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -56,7 +67,7 @@ class Committed:
 
 
 class Scheduler:
-    """Owns the sequences, the block pool and the queue of one engine.
+    """Owns the sequences, the KV space and the queue of one engine.
 
     Times are seconds on the caller's clock. Not thread-safe.
     """
@@ -64,8 +75,11 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, policies: Policies | None = None) -> None:
         policies = policies or Policies()
         self.config = config
-        self.pool = BlockPool(config.num_blocks)
+        self.kv = KvSpace(
+            config.num_blocks, config.block_size, policies.prefix, policies.preemption
+        )
         self.queue = policies.queue
+        self.batching = policies.batching
         self.running: list[Sequence] = []
         self.padding: list[Sequence] = []
         """Members of a request-level batch that are over but keep their row (State.PADDING)."""
@@ -74,25 +88,28 @@ class Scheduler:
         """Why the newest plan() gave nobody, or not everybody, anything to do."""
         self.next_wake_s: float | None = None
         """When a policy that waits wants plan() to be called again, if nothing arrives before."""
+        self.budget = policies.budget or FixedBudget(config.max_num_batched_tokens)
         self._sequences: dict[SequenceId, Sequence] = {}
-        self.batching = policies.batching
         self._victims = policies.victims
+        self._reservation = policies.reservation
         self._admission = Admission(config, policies.reservation)
-        self._next_id: SequenceId = 1
+        self._last_id: SequenceId = 0
         self._turn = 0
+        self._admissions = 0
         self._arrivals_closed = False
         self._in_flight: StepPlan | None = None
         self._shares: list[tuple[Sequence, int]] = []
         self._released: list[SequenceId] = []
-        self._freed_after_step: list[BlockId] = []
 
     # -- requests ------------------------------------------------------------------------------
 
     def add(self, request: EngineRequest, now: float) -> Sequence:
         """Queue a request. Raises InvalidRequest if it could never finish here."""
-        check_fits(request, self.config.max_sequence_len)
-        sequence = Sequence(self._next_id, request, now)
-        self._next_id += 1
+        decision = self._admission.at_the_door(request)
+        if decision.verdict is Verdict.NEVER:
+            raise decision.refusal or InvalidRequest.single("request", decision.cause)
+        self._last_id += 1
+        sequence = Sequence(self._last_id, request, now)
         self._sequences[sequence.seq_id] = sequence
         self.queue.push(sequence)
         return sequence
@@ -107,6 +124,7 @@ class Scheduler:
         if sequence is None:
             return False
         self._withdraw(sequence, Event.ABORT)
+        self.kv.drop(sequence)
         del self._sequences[seq_id]
         return True
 
@@ -116,8 +134,8 @@ class Scheduler:
         sequence = self._sequences.get(seq_id)
         if sequence is None or sequence.state is State.PAUSED:
             return False
-        self._lose_computed(sequence)
         self._withdraw(sequence, Event.PAUSE)
+        self._lose_computed(sequence)
         return True
 
     def resume(self, seq_id: SequenceId) -> bool:
@@ -145,11 +163,6 @@ class Scheduler:
         """The plan that waits for its commit."""
         return self._in_flight
 
-    @property
-    def pending_free(self) -> list[BlockId]:
-        """Blocks of sequences that left while a step still writes to them; free at its commit."""
-        return list(self._freed_after_step)
-
     # -- a step --------------------------------------------------------------------------------
 
     def plan(self, now: float) -> StepPlan | None:
@@ -157,16 +170,20 @@ class Scheduler:
         if self._in_flight is not None:
             raise InvariantViolation(f"step {self._in_flight.step} is not committed yet")
         self._end_batch()
+        self._preempt_for_rank()
         draft, admissions = self._draft_with_room(now)
         self.wait_cause = draft.cause or admissions.cause
         self.next_wake_s = draft.wake_s
         if not draft.shares and not draft.starts:
             return None
         self.counters.steps += 1
-        plan = StepPlan(step=self.counters.steps, rows=[], released=self._released)
+        plan = StepPlan(
+            step=self.counters.steps, rows=[], released=self._released, budget=draft.granted
+        )
         self._released = []
         self._admit(admissions, plan, now)
         self._fill(draft, plan)
+        self.kv.launch(plan)
         self._in_flight = plan
         return plan
 
@@ -176,10 +193,9 @@ class Scheduler:
         if plan is None or plan.step != result.step:
             raise InvariantViolation(f"result of step {result.step} has no plan in flight")
         self._in_flight = None
+        self.kv.settle()
+        self.budget.observe(plan, result.elapsed_s)
         committed = self._apply_rows(plan, result)
-        if self._freed_after_step:
-            self.pool.release(self._freed_after_step)
-            self._freed_after_step = []
         self._shares = []
         self._end_batch()
         self.counters.computed_tokens += plan.num_tokens
@@ -197,23 +213,21 @@ class Scheduler:
         waiting: WaitingQueue | tuple[()] = self.queue
         while True:
             draft, admissions = self._compose(waiting, now)
-            free = self.pool.free
-            if draft.needed + admissions.taken <= free:
+            if draft.needed + admissions.taken <= self.kv.free:
                 return draft, admissions
-            if draft.needed > free:
+            if draft.needed > self.kv.free:
                 self._make_room()
             waiting = ()
 
     def _compose(
         self, waiting: WaitingQueue | tuple[()], now: float
     ) -> tuple[StepDraft, AdmissionRound]:
-        config = self.config
-        admissions = AdmissionRound(self._admission, waiting, len(self.running), self.pool.free)
+        admissions = AdmissionRound(self._admission, waiting, self.running, self.kv)
         draft = StepDraft(
             self.running,
             self.padding,
             Queued(len(self.queue), self.queue.peek(), self._arrivals_closed),
-            (config.max_num_batched_tokens, config.block_size),
+            (self.budget.tokens(self.running), self.config.block_size),
             admissions,
             now,
         )
@@ -228,31 +242,74 @@ class Scheduler:
             self._preempt(self._choose_victim())
 
     def _choose_victim(self) -> Sequence:
+        """Of the lowest priority that runs, so that no victim outranks whom it makes room for."""
         candidates = [s for s in self.running if not self._admission.is_protected(s)]
         if not candidates:
             raise InvariantViolation("the pool is short, but only protected sequences run")
-        return self._victims.choose(candidates)
+        lowest = min(s.priority for s in candidates)
+        return self._victims.choose([s for s in candidates if s.priority == lowest])
+
+    def _preempt_for_rank(self) -> None:
+        """Let the head of the queue in by preempting those whom it outranks, if that is enough."""
+        head = self.queue.peek()
+        if head is None or not self.running:
+            return
+        outranked = [
+            s
+            for s in self.running
+            if self.queue.outranks(head, s) and not self._admission.is_protected(s)
+        ]
+        while outranked and self._fits(head, outranked) and not self._fits(head, []):
+            lowest = min(s.priority for s in outranked)
+            victim = self._victims.choose([s for s in outranked if s.priority == lowest])
+            outranked.remove(victim)
+            self._preempt(victim)
+
+    def _fits(self, head: Sequence, without: list[Sequence]) -> bool:
+        """Whether `head` could come in if those of `without` were gone."""
+        gone = set(without)
+        stay = [s for s in self.running if s not in gone]
+        free = self.kv.free + sum(len(s.blocks) for s in without)
+        decision = self._admission.decide(head, running=stay, free_blocks=free)
+        return decision.verdict is Verdict.ADMIT
 
     def _preempt(self, victim: Sequence) -> None:
         victim.preemptions += 1
         self.counters.preemptions += 1
-        self._lose_computed(victim)
         self._withdraw(victim, Event.PREEMPT)
+        computed = victim.computed
+        if self.kv.evict(victim):
+            self.counters.swapped_blocks += len(victim.host_blocks)
+        else:
+            self._book_recompute(victim, computed)
         self.queue.push_returning(victim)
 
     def _lose_computed(self, sequence: Sequence) -> None:
-        """Book the recompute tax of a sequence whose blocks are about to be taken."""
-        sequence.recomputed += sequence.computed
-        self.counters.recomputed_tokens += sequence.computed
+        self._book_recompute(sequence, sequence.computed)
+        self.kv.drop(sequence)
+
+    def _book_recompute(self, sequence: Sequence, tokens: int) -> None:
+        """The recompute tax: what was computed and has to be computed again."""
+        sequence.recomputed += tokens
+        self.counters.recomputed_tokens += tokens
 
     def _admit(self, admissions: AdmissionRound, plan: StepPlan, now: float) -> None:
-        for sequence, blocks in admissions.admitted:
-            if self.queue.pop() is not sequence:
-                raise InvariantViolation("the queue changed its order within a step")
+        # All shared blocks are retained first: a newcomer's own blocks must not evict them.
+        for sequence, hits, _, _ in admissions.entries:
+            self.queue.take(sequence)
             sequence.apply(Event.ADMIT)
-            sequence.grant(self.pool.allocate(blocks), self.config.block_size)
+            if hits:
+                self.kv.share(sequence, hits)
+        for sequence, hits, take, partial in admissions.entries:
+            self.kv.grow(sequence, take)
+            self.kv.swap_in(sequence)
+            if partial is not None:
+                self.kv.copy(sequence, partial)
+            self.counters.prefix_hit_tokens += self.kv.computed_by(hits, partial)
             if sequence.admitted_s is None:
                 sequence.admitted_s = now
+            self._admissions += 1
+            sequence.admission = self._admissions
             self.running.append(sequence)
             # A copy: the executor's view must not grow when the scheduler's list does.
             plan.admitted.append(
@@ -263,32 +320,31 @@ class Scheduler:
 
     def _fill(self, draft: StepDraft, plan: StepPlan) -> None:
         """Turn shares into rows, decodes first, and take the blocks they need."""
-        rows, shares = plan.rows, draft.shares
-        block_size, turn = self.config.block_size, self._turn
-        num_tokens = 0
-        for sequence, count in shares:
+        rows, turn, num_tokens = plan.rows, self._turn, 0
+        grow_to = self.kv.grow_to
+        for sequence, count in draft.shares:
             start = sequence.computed
             end = start + count
-            new_blocks: list[BlockId] = []
-            if end > sequence.capacity:
-                new_blocks = self.pool.allocate(-(-(end - sequence.capacity) // block_size))
-                sequence.grant(new_blocks, block_size)
+            new_blocks: list[BlockId] = [] if end <= sequence.capacity else grow_to(sequence, end)
             rows.append(Row(sequence.seq_id, start, count, end == len(sequence.tokens), new_blocks))
             turn += 1
             sequence.turn = turn
             num_tokens += count
         for sequence, count in draft.starts:
-            rows.append(
-                Row(sequence.seq_id, 0, count, count == len(sequence.tokens), sequence.blocks[:])
-            )
+            start = sequence.computed
+            end = start + count
+            grow_to(sequence, end)
+            blocks = sequence.blocks[:]
+            rows.append(Row(sequence.seq_id, start, count, end == len(sequence.tokens), blocks))
             turn += 1
             sequence.turn = turn
             num_tokens += count
-        self._turn = turn
-        self._shares = shares + draft.starts
         for member in draft.pads:
             # Its last position once more: the cost of a decode, and nothing changes.
             rows.append(Row(member.seq_id, member.computed - 1, 1, False, []))
+        self._turn = turn
+        self._shares = draft.shares + draft.starts
+        self.counters.padded_tokens += len(draft.pads)
         plan.num_tokens = num_tokens + len(draft.pads)
         for row in rows:
             if row.count != 1:
@@ -301,12 +357,15 @@ class Scheduler:
         outcomes: list[Outcome] = []
         failures: list[tuple[SequenceId, str]] = []
         tokens = iter(result.token_ids)
+        publish, pool, block_size = self.kv.prefix.publish, self.kv.pool, self.kv.block_size
         left = False
         for (sequence, count), row in zip(self._shares, plan.rows, strict=False):
             token = next(tokens) if row.samples else None
             if sequence.state is not State.RUNNING:
                 continue
-            sequence.computed += count
+            computed = sequence.computed = sequence.computed + count
+            if computed % block_size < count or computed == sequence.prompt_len:
+                publish(sequence, pool)
             if token is None:
                 continue
             if token < 0:
@@ -324,6 +383,7 @@ class Scheduler:
                 finish = FinishReason.LENGTH
             outcomes.append(Outcome(sequence.seq_id, index, token, finish))
             if finish is not None:
+                self._reservation.observe(sequence)
                 left = self._finish(sequence)
         if left:
             self.running = [s for s in self.running if s.state is State.RUNNING]
@@ -331,6 +391,7 @@ class Scheduler:
 
     def _finish(self, sequence: Sequence) -> bool:
         del self._sequences[sequence.seq_id]
+        self._charge(sequence)
         if self.batching.keeps_rows:
             sequence.apply(Event.KEEP_ROW)
             self.padding.append(sequence)
@@ -350,22 +411,23 @@ class Scheduler:
         self.padding.clear()
 
     def _give_back(self, sequence: Sequence) -> None:
-        self.pool.release(sequence.surrender())
+        self.kv.drop(sequence)
         self._released.append(sequence.seq_id)
 
     # -- leaving -------------------------------------------------------------------------------
 
     def _withdraw(self, sequence: Sequence, event: Event) -> None:
-        """Take a live sequence out of the running set or the queue, and its blocks back."""
+        """Take a live sequence out of the running set or the queue."""
         before = sequence.state
         sequence.apply(event)
         if before is State.RUNNING:
             self.running.remove(sequence)
             self._released.append(sequence.seq_id)
-            blocks = sequence.surrender()
-            if self._in_flight is None:
-                self.pool.release(blocks)
-            else:
-                self._freed_after_step.extend(blocks)
+            self._charge(sequence)
         elif before in (State.WAITING, State.PREEMPTED):
             self.queue.remove(sequence)
+
+    def _charge(self, sequence: Sequence) -> None:
+        """Tell the queue what was emitted since the sequence came in."""
+        self.queue.charge(sequence, sequence.total - sequence.charged)
+        sequence.charged = sequence.total

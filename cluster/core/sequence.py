@@ -11,29 +11,41 @@ from cluster.core.sampling import SamplingParams
 class Sequence:
     """Mutable state of one request on one engine. Owned by the scheduler alone.
 
-    tokens: prompt + emitted ids. computed: positions whose KV is in `blocks`; always less than
-    len(tokens), since the newest token's KV is computed by the step that samples the next one.
-    capacity: positions that `blocks` hold. rank: arrival order; the smaller goes first.
-    recomputed: positions whose KV was thrown away and had to be computed again.
+    tokens: prompt + emitted ids. computed: positions whose KV is in `blocks` (`host_blocks` while
+    swapped out); always less than len(tokens), since the newest token's KV is computed by the step
+    that samples the next one. capacity: positions that `blocks` hold. rank: arrival order;
+    the smaller goes first. admission: number of its newest admission, over all sequences.
     turn: number of its newest share, over all sequences and steps; the smallest waits longest.
+    chain, published: hashes of its whole blocks, and how many of them others may share.
+    recomputed: positions whose KV was thrown away and had to be computed again. prefix_hits:
+    positions that it did not have to compute. charged: tokens that its tenant has paid for.
     """
 
     __slots__ = (
+        "admission",
         "admitted_s",
         "arrival_s",
         "blocks",
         "capacity",
+        "chain",
+        "charged",
         "computed",
+        "host_blocks",
         "max_total",
         "preemptions",
+        "prefix_hits",
+        "priority",
         "prompt_len",
+        "published",
         "rank",
         "recomputed",
         "sampling",
         "seq_id",
         "state",
         "stop_ids",
+        "tenant",
         "tokens",
+        "ttft_objective_s",
         "turn",
     )
 
@@ -49,9 +61,18 @@ class Sequence:
         self.computed = 0
         self.blocks: list[BlockId] = []
         self.capacity = 0
+        self.host_blocks: list[int] = []
+        self.chain: list[bytes] = []
+        self.published = 0
+        self.prefix_hits = 0
+        self.admission = 0
+        self.charged = len(self.tokens)
         self.preemptions = 0
         self.recomputed = 0
         self.turn = 0
+        self.priority = request.priority
+        self.tenant = request.tenant
+        self.ttft_objective_s = request.ttft_objective_s
         self.arrival_s = arrival_s
         self.admitted_s: float | None = None
 
@@ -77,8 +98,8 @@ class Sequence:
         self.capacity = len(self.blocks) * block_size
 
     def surrender(self) -> list[BlockId]:
-        """Give up every block and with them everything computed."""
+        """Give up every block. Whoever calls says what becomes of what was computed in them."""
         blocks, self.blocks = self.blocks, []
         self.capacity = 0
-        self.computed = 0
+        self.published = 0
         return blocks

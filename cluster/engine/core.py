@@ -119,6 +119,11 @@ class EngineCore:
             check_idle(self.scheduler)
         return plan
 
+    @property
+    def next_wake_s(self) -> float | None:
+        """When begin_step() is worth calling again, if no command comes before."""
+        return self.scheduler.next_wake_s
+
     def complete_step(self, result: StepResult, now: float) -> StepReport:
         committed = self.scheduler.commit(result)
         tokens: list[StreamTokens] = []
@@ -139,8 +144,8 @@ class EngineCore:
         counters = scheduler.counters
         return EngineLoad(
             step=counters.steps,
-            blocks_free=scheduler.pool.free,
-            blocks_total=scheduler.pool.num_blocks,
+            blocks_free=scheduler.kv.free,
+            blocks_total=scheduler.kv.pool.num_blocks,
             running=len(scheduler.running),
             waiting=len(scheduler.queue),
             waiting_tokens=scheduler.queue.tokens,

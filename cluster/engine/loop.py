@@ -145,8 +145,11 @@ class EngineLoop:
             self._apply(command)
 
     def _wait_for_command(self) -> None:
+        wait_s = IDLE_WAIT_S
+        if self._core.next_wake_s is not None:
+            wait_s = min(wait_s, max(0.0, self._core.next_wake_s - self._clock()))
         try:
-            self._apply(self._inbox.get(timeout=IDLE_WAIT_S))
+            self._apply(self._inbox.get(timeout=wait_s))
         except queue.Empty:
             return
 

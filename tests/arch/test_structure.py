@@ -13,11 +13,15 @@ ROOT = Path(__file__).parents[2]
 PURE = [*(ROOT / "cluster/core").rglob("*.py"), *(ROOT / "cluster/fleet").rglob("*.py")]
 PURE_IMPORTS = {
     "__future__",
+    "abc",
+    "array",
     "bisect",
     "collections",
     "collections.abc",
     "dataclasses",
     "enum",
+    "hashlib",
+    "heapq",
     "math",
     "typing",
 }

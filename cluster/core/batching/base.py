@@ -53,8 +53,5 @@ def give_chunks(draft: StepDraft, prefills: list[Sequence]) -> None:
 
 def start_newcomers(draft: StepDraft) -> None:
     """Admit while there is budget, and begin each with as much as fits."""
-    while draft.budget > 0:
-        newcomer = draft.admit()
-        if newcomer is None:
-            return
-        draft.start(newcomer, min(newcomer.remaining, draft.budget))
+    while draft.budget > 0 and draft.start_next():
+        pass

@@ -23,10 +23,9 @@ class FusedPrompts:
         give_decodes(draft, decodes)
         give_chunks(draft, prefills)
         while draft.budget > 0:
-            newcomer = draft.admit(at_most=None if self._alone(draft, budget) else draft.budget)
-            if newcomer is None:
+            limit = None if self._alone(draft, budget) else draft.budget
+            if not draft.start_next(at_most=limit):
                 return
-            draft.start(newcomer, min(newcomer.remaining, draft.budget))
 
     def _alone(self, draft: StepDraft, budget: int) -> bool:
         """The next prompt is too long for any step, and no other prompt is in this one."""

@@ -14,7 +14,7 @@ from cluster.core.blocks import BlockPool
 from cluster.core.config import SchedulerConfig, WorkerConfig, blocks_for
 from cluster.core.errors import ConfigError, IllegalTransition, InvalidRequest, InvariantViolation
 from cluster.core.lifecycle import TRANSITIONS, Event, State, advance, mermaid
-from cluster.core.queues import FcfsQueue
+from cluster.core.queues.fcfs import FcfsQueue
 from cluster.core.request import EngineRequest
 from cluster.core.sampling import SamplingParams, counter_uniform
 from cluster.core.sequence import Sequence
@@ -113,7 +113,7 @@ def test_queue_returns_the_preempted_first_by_arrival():
     assert queue.tokens == 14
     drained = []
     while (head := queue.peek()) is not None:
-        assert queue.pop() is head
+        queue.take(head)
         drained.append(head.seq_id)
     assert drained == [1, 3, 4, 6]
     assert (len(queue), queue.tokens) == (0, 0)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 
 import pytest
 
+from cluster.core.budget import FixedBudget
 from cluster.core.errors import InvalidRequest, InvariantViolation
 from cluster.core.invariants import check_idle
 from cluster.core.lifecycle import State
@@ -56,7 +56,7 @@ def test_more_decodes_than_budget_rotate():
     driver = Driver(max_num_batched_tokens=64, max_num_seqs=20, num_blocks=400)
     ids = [driver.add(1, 60) for _ in range(20)]
     driver.step()
-    driver.scheduler.config = dataclasses.replace(driver.config, max_num_batched_tokens=8)
+    driver.scheduler.budget = FixedBudget(8)
     served = dict.fromkeys(ids, 0)
     for _ in range(25):
         plan = driver.step()
@@ -201,8 +201,8 @@ def test_abort_while_the_step_runs_keeps_its_blocks_until_the_commit():
     victim = driver.add(8, 4)
     plan = driver.scheduler.plan(0.0)
     assert driver.scheduler.abort(victim)
-    assert driver.scheduler.pool.free == 2
-    assert len(driver.scheduler.pending_free) == 2
+    assert driver.scheduler.kv.pool.free == 2
+    assert len(driver.scheduler.kv.pending) == 2
     result = driver.executor.submit(plan).wait()
     assert driver.scheduler.commit(result).outcomes == []
     check_idle(driver.scheduler)
@@ -237,7 +237,7 @@ def test_a_paused_sequence_waits_without_blocks_and_goes_on_exactly():
         driver.step()
     driver.scheduler.pause(seq_id)
     assert driver.step() is None
-    assert driver.scheduler.pool.held == 0
+    assert driver.scheduler.kv.pool.held == 0
     assert driver.scheduler.resume(seq_id)
     assert not driver.scheduler.resume(seq_id)
     driver.drain()

@@ -1,0 +1,168 @@
+"""The KV memory of one engine, seen from its sequences: blocks, shared prefixes, host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from typing import Protocol
+
+from cluster.core.blocks import BlockPool
+from cluster.core.config import blocks_for
+from cluster.core.errors import InvariantViolation
+from cluster.core.ids import BlockId
+from cluster.core.plan import BlockCopy, StepPlan
+from cluster.core.preemption import Preemption, Recompute
+from cluster.core.prefix import NoPrefixCache, PartialHit
+from cluster.core.sequence import Sequence
+
+
+class PrefixPolicy(Protocol):
+    name: str
+
+    def match(self, sequence: Sequence, pool: BlockPool) -> list[BlockId]: ...
+
+    def match_partial(
+        self, sequence: Sequence, hits: int, pool: BlockPool
+    ) -> PartialHit | None: ...
+
+    def is_coming(self, sequence: Sequence, hits: int, running: SequenceOf[Sequence]) -> bool: ...
+
+    def publish(self, sequence: Sequence, pool: BlockPool) -> None: ...
+
+
+class KvSpace:
+    """Gives blocks to sequences and takes them back. The only one to touch the pool.
+
+    While a step is in flight, blocks given back stay out of the pool until settle(): the step
+    still writes to them.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        prefix: PrefixPolicy | None = None,
+        preemption: Preemption | None = None,
+    ) -> None:
+        self.pool = BlockPool(num_blocks)
+        self.block_size = block_size
+        self.prefix = prefix or NoPrefixCache()
+        self.preemption = preemption or Recompute()
+        self._host_free = list(range(self.preemption.host_blocks - 1, -1, -1))
+        self._step_in_flight = False
+        self._pending: list[BlockId] = []
+        self._host_pending: list[int] = []
+        self._copies: list[BlockCopy] = []
+        self._swap_out: list[BlockCopy] = []
+        self._swap_in: list[BlockCopy] = []
+
+    @property
+    def free(self) -> int:
+        """Blocks that can be given out now."""
+        return self.pool.free
+
+    @property
+    def pending(self) -> list[BlockId]:
+        """Blocks that become free at the commit of the step in flight."""
+        return list(self._pending)
+
+    @property
+    def host_used(self) -> int:
+        return self.preemption.host_blocks - len(self._host_free) - len(self._host_pending)
+
+    # -- coming in -----------------------------------------------------------------------------
+
+    def hits(self, sequence: Sequence) -> tuple[list[BlockId], PartialHit | None]:
+        """Blocks that the sequence could share, and one to copy, instead of computing them."""
+        if sequence.host_blocks:
+            return [], None
+        hits = self.prefix.match(sequence, self.pool)
+        return hits, self.prefix.match_partial(sequence, len(hits), self.pool)
+
+    def computed_by(self, hits: list[BlockId], partial: PartialHit | None) -> int:
+        """Positions that these hold."""
+        return len(hits) * self.block_size + (partial.tokens if partial is not None else 0)
+
+    def cost_of(self, hits: list[BlockId]) -> int:
+        """Blocks of `free` that sharing these takes: those that are only cached so far."""
+        return sum(1 for block in hits if self.pool.is_cached(block))
+
+    def share(self, sequence: Sequence, hits: list[BlockId]) -> None:
+        """Begin a sequence with blocks that others have computed."""
+        self.pool.retain(hits)
+        sequence.grant(hits, self.block_size)
+        sequence.computed = len(hits) * self.block_size
+        sequence.published = len(hits)
+        sequence.prefix_hits += sequence.computed
+
+    def grow(self, sequence: Sequence, blocks: int) -> list[BlockId]:
+        """`blocks` more blocks for a sequence; returns them."""
+        taken = self.pool.allocate(blocks)
+        sequence.grant(taken, self.block_size)
+        return taken
+
+    def grow_to(self, sequence: Sequence, end: int) -> list[BlockId]:
+        """Blocks so that positions [0, end) are held; returns the new ones."""
+        if end <= sequence.capacity:
+            return []
+        return self.grow(sequence, -(-(end - sequence.capacity) // self.block_size))
+
+    def swap_in(self, sequence: Sequence) -> None:
+        """Bring a swapped sequence's KV back into blocks that it has just been given."""
+        for host, block in zip(sequence.host_blocks, sequence.blocks, strict=False):
+            self._swap_in.append(BlockCopy(host, block))
+        self._host_pending.extend(sequence.host_blocks)
+        sequence.host_blocks = []
+
+    def copy(self, sequence: Sequence, partial: PartialHit) -> None:
+        """The block after the shared ones starts as a copy of another sequence's."""
+        target = sequence.blocks[sequence.computed // self.block_size]
+        self._copies.append(BlockCopy(partial.block, target))
+        sequence.computed += partial.tokens
+        sequence.prefix_hits += partial.tokens
+
+    # -- leaving -------------------------------------------------------------------------------
+
+    def drop(self, sequence: Sequence) -> None:
+        """Take everything the sequence holds, in the pool and in host memory."""
+        self._give_back(sequence.surrender())
+        sequence.computed = 0
+        self._host_free.extend(sequence.host_blocks)
+        sequence.host_blocks = []
+
+    def evict(self, victim: Sequence) -> bool:
+        """Free a victim's blocks; True if its KV went to host memory instead of being lost."""
+        used = blocks_for(victim.computed, self.block_size)
+        if not 0 < used <= len(self._host_free) or not self.preemption.swaps(victim):
+            self.drop(victim)
+            return False
+        if self._step_in_flight:
+            raise InvariantViolation("a victim is evicted while a step is in flight")
+        victim.host_blocks = [self._host_free.pop() for _ in range(used)]
+        for block, host in zip(victim.blocks, victim.host_blocks, strict=False):
+            self._swap_out.append(BlockCopy(block, host))
+        self._give_back(victim.surrender())
+        return True
+
+    def _give_back(self, blocks: list[BlockId]) -> None:
+        if self._step_in_flight:
+            self._pending.extend(blocks)
+        else:
+            self.pool.release(blocks)
+
+    # -- steps ---------------------------------------------------------------------------------
+
+    def launch(self, plan: StepPlan) -> None:
+        """Put the moves of this step into its plan; from here on it is in flight."""
+        plan.swap_out, self._swap_out = self._swap_out, []
+        plan.swap_in, self._swap_in = self._swap_in, []
+        plan.copies, self._copies = self._copies, []
+        self._step_in_flight = True
+
+    def settle(self) -> None:
+        """The step in flight is done: what it still used is free now."""
+        self._step_in_flight = False
+        if self._pending:
+            self.pool.release(self._pending)
+            self._pending = []
+        self._host_free.extend(self._host_pending)
+        self._host_pending = []

@@ -1,0 +1,1 @@
+"""Queue policies: siblings that say who is offered to admission next."""
