@@ -9,16 +9,14 @@ from collections.abc import Callable
 import torch
 
 from cluster.core.config import WorkerConfig
-from cluster.core.errors import ConfigError
 from cluster.core.modelinfo import ModelInfo
 from cluster.core.plan import StepPlan, StepResult
 from workers import kvcache, memory
-from workers.attention.backend import AttentionSpec
-from workers.attention.registry import make_attention
-from workers.checkpoint.folder import Checkpoint
+from workers.blockmoves import BlockMover
 from workers.inputs import InputBuilder, InputLimits
-from workers.models.registry import load_model, open_checkpoint
-from workers.placement import choose_device, choose_dtype, dtype_name
+from workers.models.registry import load_model
+from workers.placement import dtype_name
+from workers.resolved import Resolved, resolve
 from workers.runner import LoadedModel, ModelRunner
 from workers.sequences import SequenceTable
 
@@ -38,54 +36,53 @@ class FinishedStep:
         return self._result
 
 
+def check_config(config: WorkerConfig, host_blocks: int = 0) -> None:
+    """Raise what `LocalExecutor` would raise, without loading any weight.
+
+    The free memory is today's: an engine that starts later may still find less of it.
+    """
+    resolve(config, host_blocks).checkpoint.close()
+
+
 class LocalExecutor:
     """Loads a model and runs its steps in the calling thread. Not thread-safe."""
 
-    def __init__(self, config: WorkerConfig, progress: Progress | None = None) -> None:
-        """Load weights and allocate the cache.
+    def __init__(
+        self, config: WorkerConfig, progress: Progress | None = None, host_blocks: int = 0
+    ) -> None:
+        """Load weights and allocate the cache. host_blocks: blocks that host memory can take
+        when sequences are swapped out.
 
         Raises ModelError for a folder that cannot be served, ConfigError for a configuration
         that does not fit the model or the machine.
         """
         report = progress or _no_progress
-        device = choose_device(config.device)
+        chosen = resolve(config, host_blocks)
+        checkpoint, device = chosen.checkpoint, chosen.device
         if device.type == "cpu":
             torch.set_num_threads(config.threads)
-        checkpoint = open_checkpoint(config.model)
-        dtype = choose_dtype(config.dtype, checkpoint, device)
-        max_model_len = _max_model_len(config, checkpoint)
-        attention = make_attention(
-            config.attention_backend, _attention_spec(config, checkpoint, dtype, device)
-        )
-        _check_weights_fit(checkpoint, dtype, device)
-        model = load_model(checkpoint, dtype, device, lambda share: report("weights", share))
+        attention = chosen.attention(chosen.spec)
+        model = load_model(checkpoint, chosen.dtype, device, lambda share: report("weights", share))
         checkpoint.close()
-        shape = kvcache.cache_shape(checkpoint.config, config.block_size, dtype)
         num_blocks = kvcache.choose_num_blocks(
-            config, shape, max_model_len, memory.free_memory(device)
+            config, chosen.shape, chosen.max_model_len, memory.free_memory(device)
         )
-        caches = kvcache.allocate(shape, num_blocks, device)
+        caches = kvcache.allocate(chosen.shape, num_blocks, device)
         report("cache", 1.0)
         table = SequenceTable(
-            config.max_num_seqs, max_model_len, config.block_size, checkpoint.config.vocab_size
+            config.max_num_seqs,
+            chosen.max_model_len,
+            config.block_size,
+            checkpoint.config.vocab_size,
         )
         limits = InputLimits(config.max_num_seqs, config.max_num_batched_tokens, num_blocks)
         self._runner: ModelRunner | None = ModelRunner(
-            LoadedModel(model, attention, caches), table, InputBuilder(table, limits, device)
+            LoadedModel(model, attention, caches),
+            table,
+            InputBuilder(table, limits, device),
+            BlockMover(caches, host_blocks),
         )
-        self._info = ModelInfo(
-            name=checkpoint.folder.resolve().name,
-            architecture=checkpoint.config.architecture,
-            fingerprint=checkpoint.fingerprint(),
-            dtype=dtype_name(dtype),
-            device=str(device),
-            vocab_size=checkpoint.config.vocab_size,
-            max_model_len=max_model_len,
-            num_blocks=num_blocks,
-            block_size=config.block_size,
-            kv_bytes_per_token=shape.bytes_per_token,
-            weight_bytes=model.weight_bytes,
-        )
+        self._info = _model_info(chosen, num_blocks, model.weight_bytes)
         _log_memory(self._info)
 
     @property
@@ -110,40 +107,20 @@ def _no_progress(stage: str, share: float) -> None:
     """For callers that do not ask."""
 
 
-def _max_model_len(config: WorkerConfig, checkpoint: Checkpoint) -> int:
-    limit = checkpoint.config.max_position_embeddings
-    if config.max_model_len is None:
-        return limit
-    if config.max_model_len > limit:
-        raise ConfigError(
-            f"max_model_len must be at most {limit}, the limit of {checkpoint.folder}, "
-            f"got {config.max_model_len}"
-        )
-    return config.max_model_len
-
-
-def _check_weights_fit(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
-    """Refuse before loading: a process that outgrows its memory is killed without a word."""
-    needed, free = checkpoint.num_parameters * dtype.itemsize, memory.free_memory(device)
-    if needed > free:
-        raise ConfigError(
-            f"model {checkpoint.folder} needs {needed} bytes as {dtype_name(dtype)}, but only "
-            f"{free} are free on {device}"
-        )
-
-
-def _attention_spec(
-    config: WorkerConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
-) -> AttentionSpec:
-    model = checkpoint.config
-    return AttentionSpec(
-        num_heads=model.num_heads,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        block_size=config.block_size,
-        scale=model.head_dim**-0.5,
-        dtype=dtype,
-        device=device,
+def _model_info(chosen: Resolved, num_blocks: int, weight_bytes: int) -> ModelInfo:
+    checkpoint = chosen.checkpoint
+    return ModelInfo(
+        name=checkpoint.folder.resolve().name,
+        architecture=checkpoint.config.architecture,
+        fingerprint=checkpoint.fingerprint(),
+        dtype=dtype_name(chosen.dtype),
+        device=str(chosen.device),
+        vocab_size=checkpoint.config.vocab_size,
+        max_model_len=chosen.max_model_len,
+        num_blocks=num_blocks,
+        block_size=chosen.shape.block_size,
+        kv_bytes_per_token=chosen.shape.bytes_per_token,
+        weight_bytes=weight_bytes,
     )
 
 

@@ -106,7 +106,7 @@ class InputBuilder:
         covered = table.num_blocks[lanes] * table.block_size
         lengths = table.lengths[lanes]
         wrong = (counts < 1) | (ends - counts < 0) | (ends > lengths) | (ends > covered)
-        wrong |= samples != (ends == lengths)
+        wrong |= samples != ((ends == lengths) & ~table.ended[lanes])
         if wrong.any():
             at = int(wrong.argmax())
             raise RuntimeError(

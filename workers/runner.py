@@ -8,6 +8,7 @@ import torch
 
 from cluster.core.plan import StepPlan, StepResult
 from workers.attention.backend import AttentionBackend, LayerCache
+from workers.blockmoves import BlockMover
 from workers.inputs import InputBuilder
 from workers.models.base import Model
 from workers.sampler import Draw, sample
@@ -26,17 +27,25 @@ class LoadedModel:
 class ModelRunner:
     """Applies plans, one after the other, to a loaded model."""
 
-    def __init__(self, loaded: LoadedModel, table: SequenceTable, inputs: InputBuilder) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        table: SequenceTable,
+        inputs: InputBuilder,
+        mover: BlockMover,
+    ) -> None:
         self._loaded = loaded
         self._table = table
         self._inputs = inputs
+        self._mover = mover
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Forget, take in, run, sample, append. elapsed_s is left to the caller.
+        """Move blocks, forget, take in, run, sample, append. elapsed_s is left to the caller.
 
         Raises RuntimeError for a plan that contradicts the state held here, and whatever torch
         raises; in both cases the state is undefined afterwards.
         """
+        self._mover.apply(plan)
         for seq_id in plan.released:
             self._table.release(seq_id)
         for new in plan.admitted:
@@ -56,6 +65,7 @@ class ModelRunner:
         for row, (lane, token_id) in enumerate(zip(step.lanes, drawn.token_ids, strict=True)):
             if row in drawn.failed:
                 result.failed[sampled[row]] = drawn.failed[row]
+                self._table.end(lane)
             else:
                 self._table.append(lane, token_id)
         return result

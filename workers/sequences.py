@@ -16,6 +16,7 @@ class SequenceTable:
 
     token_ids: [lanes, max_model_len]. blocks: [lanes, blocks of max_model_len]; 0 where not set.
     lengths, num_blocks: how much of a lane's row is in use.
+    ended: the last draw gave no token, so that nothing more is to be sampled.
     """
 
     def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int, vocab: int) -> None:
@@ -26,6 +27,7 @@ class SequenceTable:
         self.blocks = np.zeros((max_num_seqs, blocks_for(max_model_len, block_size)), np.int32)
         self.lengths = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_blocks = np.zeros(max_num_seqs, dtype=np.int64)
+        self.ended = np.zeros(max_num_seqs, dtype=bool)
         self._prompt_len = [0] * max_num_seqs
         self._sampling: list[SamplingParams | None] = [None] * max_num_seqs
         self._lane_of: dict[SequenceId, int] = {}
@@ -59,6 +61,7 @@ class SequenceTable:
         self.token_ids[lane, :length] = tokens
         self.lengths[lane] = length
         self.num_blocks[lane] = 0
+        self.ended[lane] = False
         self._prompt_len[lane] = new.prompt_len
         self._sampling[lane] = new.sampling
 
@@ -95,6 +98,10 @@ class SequenceTable:
         if length < self.max_model_len:
             self.token_ids[lane, length] = token_id
             self.lengths[lane] = length + 1
+
+    def end(self, lane: int) -> None:
+        """Note that a sequence failed; until released it may still stand in rows as padding."""
+        self.ended[lane] = True
 
     def sampling(self, lane: int) -> tuple[SamplingParams, int]:
         """Parameters and index of the next output token."""

@@ -103,7 +103,7 @@ def make_spec(case: Case, shape: Shape) -> AttentionSpec:
 
 def make_backend(case: Case, shape: Shape) -> AttentionBackend:
     spec = make_spec(case, shape)
-    objection = BACKENDS[case.backend].capabilities.objection(spec)
+    objection = BACKENDS[case.backend].objection(spec)
     if objection is not None:
         pytest.skip(objection)
     return make_attention(case.backend, spec)

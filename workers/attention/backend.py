@@ -8,7 +8,6 @@ from typing import ClassVar, NamedTuple
 
 import torch
 
-from cluster.core.errors import ConfigError
 from workers.attention.meta import StepMeta
 
 
@@ -73,11 +72,13 @@ class AttentionBackend(ABC):
     capabilities: ClassVar[Capabilities]
 
     def __init__(self, spec: AttentionSpec) -> None:
-        """Raises ConfigError when the capabilities do not cover `spec`."""
-        objection = self.capabilities.objection(spec)
-        if objection is not None:
-            raise ConfigError(f"attention backend {self.name!r}: {objection}")
+        """`objection` has nothing against `spec`."""
         self.spec = spec
+
+    @classmethod
+    def objection(cls, spec: AttentionSpec) -> str | None:
+        """Why this backend cannot serve `spec` on this machine, or None when it can."""
+        return cls.capabilities.objection(spec)
 
     @abstractmethod
     def plan(self, meta: StepMeta) -> None:

@@ -1,0 +1,100 @@
+"""What a configuration means for one model on this machine, settled before anything is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from cluster.core.config import WorkerConfig
+from cluster.core.errors import ConfigError
+from workers import kvcache, memory
+from workers.attention.backend import AttentionBackend, AttentionSpec
+from workers.attention.registry import choose_attention
+from workers.checkpoint.folder import Checkpoint
+from workers.kvcache import CacheShape
+from workers.models.registry import open_checkpoint
+from workers.placement import choose_device, choose_dtype, dtype_name
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """Every choice that "auto" and None leave open, except the number of blocks: how many fit is
+    known for certain only when the weights are loaded."""
+
+    checkpoint: Checkpoint
+    device: torch.device
+    dtype: torch.dtype
+    max_model_len: int
+    attention: type[AttentionBackend]
+    spec: AttentionSpec
+    shape: CacheShape
+
+
+def resolve(config: WorkerConfig, host_blocks: int) -> Resolved:
+    """Settle the configuration and check it against the model's headers and the free memory.
+
+    Raises ModelError for a folder that cannot be served, ConfigError for a configuration that
+    does not fit the model or the machine.
+    """
+    device = choose_device(config.device)
+    checkpoint = open_checkpoint(config.model)
+    dtype = choose_dtype(config.dtype, checkpoint, device)
+    max_model_len = _max_model_len(config, checkpoint)
+    spec = _attention_spec(config, checkpoint, dtype, device)
+    attention = choose_attention(config.attention_backend, spec)
+    shape = kvcache.cache_shape(checkpoint.config, config.block_size, dtype)
+    left = _check_weights_fit(checkpoint, dtype, device)
+    kvcache.choose_num_blocks(config, shape, max_model_len, left)
+    _check_host_blocks_fit(host_blocks, shape)
+    return Resolved(checkpoint, device, dtype, max_model_len, attention, spec, shape)
+
+
+def _max_model_len(config: WorkerConfig, checkpoint: Checkpoint) -> int:
+    limit = checkpoint.config.max_position_embeddings
+    if config.max_model_len is None:
+        return limit
+    if config.max_model_len > limit:
+        raise ConfigError(
+            f"max_model_len must be at most {limit}, the limit of {checkpoint.folder}, "
+            f"got {config.max_model_len}"
+        )
+    return config.max_model_len
+
+
+def _check_weights_fit(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> int:
+    """The bytes that the weights leave free. Refuses before loading: a process that outgrows its
+    memory is killed without a word."""
+    needed, free = checkpoint.num_parameters * dtype.itemsize, memory.free_memory(device)
+    if needed > free:
+        raise ConfigError(
+            f"model {checkpoint.folder} needs {needed} bytes as {dtype_name(dtype)}, but only "
+            f"{free} are free on {device}"
+        )
+    return free - needed
+
+
+def _check_host_blocks_fit(host_blocks: int, shape: CacheShape) -> None:
+    if host_blocks < 0:
+        raise ConfigError(f"host_blocks must be at least 0, got {host_blocks}")
+    needed, free = host_blocks * shape.bytes_per_block, memory.free_memory(torch.device("cpu"))
+    if needed > free:
+        raise ConfigError(
+            f"host_blocks {host_blocks} needs {needed} bytes of host memory "
+            f"({shape.bytes_per_block} per block), but only {free} are free"
+        )
+
+
+def _attention_spec(
+    config: WorkerConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
+) -> AttentionSpec:
+    model = checkpoint.config
+    return AttentionSpec(
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        block_size=config.block_size,
+        scale=model.head_dim**-0.5,
+        dtype=dtype,
+        device=device,
+    )
