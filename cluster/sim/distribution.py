@@ -12,7 +12,7 @@ BUCKETS_PER_E = 4096
 
 
 class Distribution:
-    """Samples >= 0 with counts. Exact up to EXACT_SAMPLES calls of add(), then log-spaced buckets."""
+    """Samples >= 0 with counts. Exact up to EXACT_SAMPLES calls of add(), then log buckets."""
 
     __slots__ = ("_buckets", "_counts", "_values", "_zeros", "count", "max", "min", "total")
 

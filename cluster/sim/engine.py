@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from functools import lru_cache
 from operator import itemgetter
+from typing import NamedTuple
 
 from cluster.core.ids import TokenId
 from cluster.core.plan import StepPlan, StepResult
 from cluster.core.request import EngineRequest
 from cluster.core.sampling import SamplingParams
 from cluster.engine.core import EngineCore, StepReport, StreamFailure, StreamKey
+from cluster.sim.coast import CoastingCore, Stretch
 from cluster.sim.costs.base import StepCost
 from cluster.sim.workload import SimRequest
 
@@ -43,17 +45,27 @@ def _sampling(output_length: int) -> SamplingParams:
     return SamplingParams(max_tokens=output_length, temperature=0.0)
 
 
+class Slowdown(NamedTuple):
+    """From at_s on every step takes `factor` times as long: heat, a noisy neighbour."""
+
+    at_s: float
+    factor: float
+
+
 class SimEngine:
     """Steps an EngineCore in virtual time. The executor's part is a constant token per sampling row
     and the time that the cost model names; no context is held."""
 
-    __slots__ = ("_core", "_cost", "_plan", "_started_s", "busy_s", "name")
+    __slots__ = ("_core", "_cost", "_plan", "_slowdown", "_started_s", "busy_s", "name")
 
-    def __init__(self, name: str, core: EngineCore, cost: StepCost) -> None:
+    def __init__(
+        self, name: str, core: EngineCore, cost: StepCost, slowdown: Slowdown | None = None
+    ) -> None:
         self.name = name
         self.busy_s = 0.0
         self._core = core
         self._cost = cost
+        self._slowdown = slowdown
         self._plan: StepPlan | None = None
         self._started_s = 0.0
 
@@ -87,6 +99,8 @@ class SimEngine:
         if plan is None:
             return None
         seconds = self._cost.seconds(plan)
+        if self._slowdown is not None and now >= self._slowdown.at_s:
+            seconds *= self._slowdown.factor
         self._plan = plan
         self._started_s = now
         self.busy_s += seconds
@@ -104,6 +118,29 @@ class SimEngine:
     def close_arrivals(self) -> None:
         """No request will come any more."""
         self._core.scheduler.close_arrivals()
+
+    def coast(self, now: float, until: float) -> Stretch | None:
+        """Take at once all quiet steps that begin at `now` or later and are done before `until`."""
+        core = self._core
+        if not isinstance(core, CoastingCore):
+            return None
+        steps, sequences, positions = core.quiet(SYNTHETIC_TOKEN)
+        if not steps:
+            return None
+        seconds_of, slowdown = self._cost.decode_seconds, self._slowdown
+        ends: list[float] = []
+        for _ in range(steps):
+            seconds = seconds_of(sequences, positions)
+            if slowdown is not None and now >= slowdown.at_s:
+                seconds *= slowdown.factor
+            end = now + seconds
+            if end >= until:
+                break
+            self.busy_s += seconds
+            ends.append(end)
+            positions += sequences
+            now = end
+        return core.coast(ends, SYNTHETIC_TOKEN) if ends else None
 
     def finish(self, now: float) -> StepReport:
         """The step under way is done."""

@@ -1,4 +1,4 @@
-"""A simulated experiment: what to run, put together from names, and refused in words if impossible."""
+"""A simulated experiment: what to run, put together from names, refused in words if impossible."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 from cluster.core.config import SchedulerConfig
 from cluster.core.errors import ConfigError
 from cluster.core.policies import make_policies
-from cluster.core.scheduler import Scheduler
 from cluster.engine.core import EngineCore
+from cluster.sim.coast import CoastingCore, CoastingScheduler
 from cluster.sim.costs.base import StepCost
 from cluster.sim.costs.presets import Hardware, ModelShape, find_hardware, find_model
 from cluster.sim.costs.roofline import RooflineCost, StepWork, check_tensor_parallel
-from cluster.sim.engine import SimEngine
+from cluster.sim.engine import SimEngine, Slowdown
 from cluster.sim.metrics import Meter, Objectives, Summary
 from cluster.sim.simulation import Observer, Simulation
-from cluster.sim.workload import SimRequest
+from cluster.sim.workload import SimRequest, Synthetic
 
 MAX_ENGINES = 4096
 MAX_POOL_TOKENS = 1 << 28
@@ -39,11 +39,12 @@ class Machine:
         check_tensor_parallel(machine.model, tensor_parallel)
         return machine
 
-    def cost(self) -> RooflineCost:
-        return RooflineCost(self.hardware, StepWork.of(self.model, self.tensor_parallel))
+    def cost(self, block_size: int = 16) -> RooflineCost:
+        work = StepWork.of(self.model, self.tensor_parallel)
+        return RooflineCost(self.hardware, work, block_size)
 
     def kv_tokens(self) -> int:
-        """Positions that fit beside the weights. Raises ConfigError when not even the weights do."""
+        """Positions that fit beside the weights. Raises ConfigError when the weights do not."""
         free = self.hardware.memory * self.tensor_parallel - self.model.weight_bytes
         if free <= 0:
             raise ConfigError(
@@ -83,9 +84,14 @@ class EngineSetup:
             watermark=self.watermark,
         )
 
-    def scheduler(self) -> Scheduler:
-        policies = make_policies(**{"batch_size": self.max_num_seqs, **self.policies})
-        return Scheduler(self.config(), policies)
+    def scheduler(self) -> CoastingScheduler:
+        options = {"batch_size": self.max_num_seqs, **self.policies}
+        try:
+            policies = make_policies(**options)
+        except TypeError as error:
+            # An option that no policy has, or a value of another kind than it takes.
+            raise ConfigError(f"policies: {error}") from None
+        return CoastingScheduler(self.config(), policies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +103,7 @@ class Experiment:
     workload: Iterable[SimRequest]
     engines: int = 1
     objectives: Objectives = field(default_factory=Objectives)
+    slowdown: Slowdown | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.engines <= MAX_ENGINES:
@@ -106,7 +113,7 @@ class Experiment:
                 f"{self.engines} engines x {self.setup.kv_tokens} KV tokens are more than the "
                 f"{MAX_POOL_TOKENS} that a simulation keeps books of"
             )
-        self.setup.config()
+        self.setup.scheduler()
 
     def run(
         self,
@@ -114,11 +121,18 @@ class Experiment:
         observer: Observer | None = None,
         *,
         meter: Meter | None = None,
+        coasting: bool = True,
     ) -> Summary:
-        """Runs it from the start, each time alike."""
+        """Runs it from the start, each time alike. coasting: take stretches of like steps at once,
+        which gives the same times (sim.coast); an observed run takes every step by itself."""
         meter = meter or Meter(self.objectives)
         engines = [
-            SimEngine(f"engine-{i:04d}", EngineCore(self.setup.scheduler()), self.cost)
+            SimEngine(
+                f"engine-{i:04d}",
+                (CoastingCore if coasting else EngineCore)(self.setup.scheduler()),
+                self.cost,
+                self.slowdown,
+            )
             for i in range(self.engines)
         ]
         return Simulation(engines, self.workload, meter, observer=observer).run(progress)
@@ -132,6 +146,7 @@ SWEEPABLE: dict[str, type] = {
     "watermark": float,
     "engines": int,
     "policy": str,
+    "rate": float,
 }
 
 
@@ -142,6 +157,10 @@ def vary(experiment: Experiment, name: str, value: Any) -> Experiment:
     if name == "policy":
         policies = {**experiment.setup.policies, "batching": value}
         return replace(experiment, setup=replace(experiment.setup, policies=policies))
+    if name == "rate":
+        if not isinstance(experiment.workload, Synthetic):
+            raise ConfigError("rate is a synthetic workload's; a trace has --rate-scale")
+        return replace(experiment, workload=replace(experiment.workload, rate=value))
     return replace(experiment, setup=replace(experiment.setup, **{name: value}))
 
 

@@ -143,7 +143,43 @@ class Meter:
             itl.add(common, repeats)
         if tokens:
             self.totals.tokens += len(tokens)
-            self.totals.end_s = now
+            self.totals.end_s = max(self.totals.end_s, now)
+
+    def stretch(self, streams: list[int], ends: list[float]) -> None:
+        """One token for each of the streams at each of the times; none of them finishes."""
+        count, limit = len(streams), self.objectives.itl_s
+        longest, late, last = 0.0, 0, ends[0]
+        for end in ends[1:]:
+            gap = end - last
+            last = end
+            self.itl.add(gap, count)
+            if gap > longest:
+                longest = gap
+            if gap > limit:
+                late += 1
+        live, first = self._live, ends[0]
+        common, repeats = 0.0, 0
+        for stream in streams:
+            record = live[stream]
+            gap = first - record.last_s
+            record.last_s = last
+            if gap > limit:
+                record.late_gaps += 1
+            record.late_gaps += late
+            if gap == common:
+                repeats += 1
+            else:
+                if repeats:
+                    self.itl.add(common, repeats)
+                common, repeats = gap, 1
+            if gap > record.longest_gap_s:
+                record.longest_gap_s = gap
+            if longest > record.longest_gap_s:
+                record.longest_gap_s = longest
+        if repeats:
+            self.itl.add(common, repeats)
+        self.totals.tokens += count * len(ends)
+        self.totals.end_s = max(self.totals.end_s, last)
 
     def _finished(self, stream: int, tokens: int, stats: StreamStats) -> None:
         record = self._live.pop(stream)

@@ -1,4 +1,4 @@
-"""The event loop in virtual time: arrivals are placed on engines, engines step, tokens are metered."""
+"""The event loop in virtual time: arrivals are placed, engines step, tokens are metered."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Simulation:
             else:
                 now, index = heappop(events)
                 if due[index] == now:
-                    self._advance(index, now)
+                    self._advance(index, now, upcoming.arrival_s if upcoming else math.inf)
             countdown -= 1
             if countdown == 0:
                 countdown = PROGRESS_EVENTS
@@ -102,8 +102,11 @@ class Simulation:
         if not engine.stepping:
             self._schedule(index, now)
 
-    def _advance(self, index: int, now: float) -> None:
-        """An engine's event: its step is done, or it is time to ask it for one."""
+    def _advance(self, index: int, now: float, until: float) -> None:
+        """An engine's event: its step is done, or it is time to ask it for one.
+
+        until: when the next request arrives; up to then nobody looks at this engine.
+        """
         engine = self._engines[index]
         self._due[index] = math.inf
         if engine.stepping:
@@ -115,6 +118,10 @@ class Simulation:
             self._snapshots[index].updated(report.load, self._last_stream[index])
             if self._observer is not None and plan is not None:
                 self._observer.stepped(engine, plan, report, now)
+            elif (stretch := engine.coast(now, until)) is not None:
+                now = stretch.ends[-1]
+                self.meter.stretch(stretch.streams, stretch.ends)
+                self._snapshots[index].updated(engine.core.load(now), self._last_stream[index])
         done_s = engine.begin(now)
         if done_s is None:
             done_s = engine.wake_s(now)

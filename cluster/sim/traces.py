@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import csv
 import gzip
-import io
 import json
 import math
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from cluster.core.errors import ConfigError
 from cluster.sim.workload import SimRequest
@@ -93,7 +93,7 @@ def read_trace(path: Path, options: TraceOptions | None = None) -> Trace:
     if reader is None:
         raise ConfigError(f"{path}: a trace ends in .csv or .jsonl (or .gz after it)")
     trace = Trace([])
-    with _opened(path) as text:
+    with opened(path) as text:
         for line, parse in reader(path, text):
             if options.limit is not None and len(trace.requests) >= options.limit:
                 break
@@ -111,20 +111,17 @@ def read_trace(path: Path, options: TraceOptions | None = None) -> Trace:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[io.TextIOBase]:
+def opened(path: Path) -> Iterator[TextIO]:
+    """The file's text, unzipped where its name says so. Raises ConfigError."""
+    opener: Callable[..., TextIO] = gzip.open if path.suffix == ".gz" else open
     try:
-        opened = (
-            gzip.open(path, "rt", encoding="utf-8", newline="")
-            if path.suffix == ".gz"
-            else (path.open(encoding="utf-8", newline=""))
-        )
-        with opened as text:
-            yield text  # type: ignore[misc]
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+        with opener(path, "rt", encoding="utf-8", newline="") as text:
+            yield text
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
 
 
-def _csv_rows(path: Path, text: io.TextIOBase) -> Iterator[tuple[int, Callable[[], SimRequest]]]:
+def _csv_rows(path: Path, text: TextIO) -> Iterator[tuple[int, Callable[[], SimRequest]]]:
     rows = csv.reader(text)
     header = next(rows, [])
     missing = [c for c in AZURE_COLUMNS if c not in header]
@@ -157,7 +154,7 @@ def _seconds(stamp: str) -> float:
         raise _BadRow("TIMESTAMP", f"not a time: {stamp[:40]!r}") from None
 
 
-def _json_rows(path: Path, text: io.TextIOBase) -> Iterator[tuple[int, Callable[[], SimRequest]]]:
+def _json_rows(path: Path, text: TextIO) -> Iterator[tuple[int, Callable[[], SimRequest]]]:
     for line, raw in enumerate(text, start=1):
         if str(raw).strip():
             yield line, lambda raw=raw: _json_request(str(raw))  # type: ignore[misc]

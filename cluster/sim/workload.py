@@ -32,7 +32,7 @@ def _require_range(name: str, value: float, low: float, high: float) -> None:
 
 
 def mulberry32(seed: int) -> Uniform:
-    """A 32-bit generator (Tommy Ettinger, public domain) that the articles' workload is drawn by."""
+    """A 32-bit generator (Tommy Ettinger, public domain); the articles' workload is drawn by it."""
     state = seed & _MASK32
 
     def draw() -> float:

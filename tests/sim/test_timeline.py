@@ -38,7 +38,7 @@ def test_static():
     assert max(ends.values()) == 350
     assert summary.duration_s == 350
     assert sum(LENGTHS.values()) == 710
-    assert 710 / (SLOTS * 350) == pytest.approx(0.5071, abs=5e-5)
+    assert pytest.approx(0.5071, abs=5e-5) == 710 / (SLOTS * 350)
     batches = [list(LENGTHS)[:SLOTS], list(LENGTHS)[SLOTS:]]
     # A member's answer is handed back when its batch ends.
     back = [max(ends[name] for name in batch) for batch in batches for _ in batch]
@@ -55,7 +55,7 @@ def test_continuous(policy, requests):
         "A": 30, "B": 120, "C": 45, "D": 200, "E": 90, "F": 60, "G": 150, "H": 240,
     }  # fmt: skip
     assert summary.duration_s == 240
-    assert 710 / (SLOTS * 240) == pytest.approx(0.7396, abs=5e-5)
+    assert pytest.approx(0.7396, abs=5e-5) == 710 / (SLOTS * 240)
     assert sum(ends.values()) / len(ends) == 116.875
     starts = {name: ends[name] - LENGTHS[name] + 1 for name in "EFGH"}
     assert starts == {"E": 31, "F": 46, "G": 61, "H": 91}

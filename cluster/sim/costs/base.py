@@ -11,6 +11,9 @@ class StepCost(Protocol):
     def seconds(self, plan: StepPlan) -> float:
         """How long the step takes, launch overhead included."""
 
+    def decode_seconds(self, sequences: int, positions: int) -> float:
+        """The same for a step of decodes only. positions: contexts summed, the new one in each."""
+
 
 class StepSize(NamedTuple):
     """A step, as far as its cost goes.
@@ -47,7 +50,7 @@ def size_of(plan: StepPlan) -> StepSize:
 
 
 class PerStep:
-    """The same time for every step, for arithmetic in steps. prefill_s: for steps without a decode."""
+    """The same time for every step, for arithmetic in steps. prefill_s: of one without a decode."""
 
     def __init__(self, decode_s: float = 1.0, prefill_s: float = 1.0) -> None:
         self._decode_s = decode_s
@@ -55,3 +58,6 @@ class PerStep:
 
     def seconds(self, plan: StepPlan) -> float:
         return self._decode_s if plan.num_decodes else self._prefill_s
+
+    def decode_seconds(self, sequences: int, positions: int) -> float:
+        return self._decode_s

@@ -13,7 +13,7 @@ BF16_BYTES = 2
 
 @dataclass(frozen=True, slots=True)
 class PowerLimit:
-    """Dynamic power left for a step, in watts, and what a unit of work takes out of it, in picojoules.
+    """Dynamic power left for a step, in watts, and the picojoules that a unit of work takes.
 
     min_scale: lowest clock, as a share of the highest, that the power control goes down to.
     """
@@ -29,8 +29,9 @@ class Hardware:
     """One accelerator.
 
     flops: peak FLOP/s in bf16. bandwidth: peak bytes/s of its memory. memory: bytes. link: bytes/s
-    to its peers, one direction. flops_share, bandwidth_share: what real kernels reach of the
-    peaks. overhead_s: launch and host time of a step. power: None leaves the clock alone.
+    to its peers, host_link to host memory, one direction. flops_share, bandwidth_share: what real
+    kernels reach of the peaks. overhead_s: launch and host time of a step. power: None leaves the
+    clock alone.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Hardware:
     flops_share: float = 0.55
     bandwidth_share: float = 0.80
     overhead_s: float = 0.5e-3
+    host_link: float = 25e9
 
     @property
     def compute_rate(self) -> float:

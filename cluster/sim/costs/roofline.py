@@ -65,10 +65,30 @@ def check_tensor_parallel(model: ModelShape, ranks: int) -> None:
         )
 
 
-class RooflineCost:
-    """max(FLOP / compute rate, bytes / memory rate), stretched by the power limit, plus overhead."""
+@dataclass(frozen=True, slots=True)
+class BlockMoves:
+    """Seconds of moving one KV block to or from the host, and of copying it on the accelerator.
+    Nothing of it overlaps with the step."""
 
-    def __init__(self, hardware: Hardware, work: StepWork) -> None:
+    swap_s: float
+    copy_s: float
+
+    @classmethod
+    def of(cls, hardware: Hardware, work: StepWork, block_size: int) -> BlockMoves:
+        block_bytes = work.bytes_per_position * block_size
+        return cls(block_bytes / hardware.host_link, 2 * block_bytes / hardware.memory_rate)
+
+    def seconds(self, plan: StepPlan) -> float:
+        if not (plan.swap_out or plan.swap_in or plan.copies):
+            return 0.0
+        swapped = len(plan.swap_out) + len(plan.swap_in)
+        return swapped * self.swap_s + len(plan.copies) * self.copy_s
+
+
+class RooflineCost:
+    """max(FLOP / compute rate, bytes / memory rate), stretched by the power limit, + overhead."""
+
+    def __init__(self, hardware: Hardware, work: StepWork, block_size: int = 16) -> None:
         self.hardware = hardware
         self.work = work
         self._compute_rate = hardware.compute_rate
@@ -76,9 +96,13 @@ class RooflineCost:
         self._power = hardware.power
         self._overhead_s = hardware.overhead_s + work.all_reduces * ALL_REDUCE_LATENCY_S
         self._link_s_per_token = work.link_bytes_per_token / hardware.link
+        self._moves = BlockMoves.of(hardware, work, block_size)
 
     def seconds(self, plan: StepPlan) -> float:
-        return self.of_size(size_of(plan))
+        return self.of_size(size_of(plan)) + self._moves.seconds(plan)
+
+    def decode_seconds(self, sequences: int, positions: int) -> float:
+        return self.of_size(StepSize(sequences, positions, 2 * positions))
 
     def of_size(self, size: StepSize) -> float:
         tokens, positions, pairs = size
