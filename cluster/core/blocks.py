@@ -46,6 +46,10 @@ class BlockPool:
     def references(self, block: BlockId) -> int:
         return self._references[block]
 
+    def reference_counts(self) -> list[int]:
+        """By block id, a copy, for checks."""
+        return list(self._references)
+
     def birth(self, block: BlockId) -> int:
         """Changes whenever the block is handed out anew, and its old contents with it."""
         return self._births[block]

@@ -12,8 +12,8 @@ from cluster.core.sequence import Sequence
 class Budget(Protocol):
     name: str
 
-    def tokens(self, running: SequenceOf[Sequence]) -> int:
-        """The next step's budget, at least 1."""
+    def tokens(self, running: SequenceOf[Sequence], waiting_tokens: int) -> int:
+        """The next step's budget, at least 1. waiting_tokens: of all that wait to come in."""
 
     def observe(self, plan: StepPlan, elapsed_s: float) -> None:
         """A step has been run; elapsed_s: seconds it took."""
@@ -27,7 +27,7 @@ class FixedBudget:
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
 
-    def tokens(self, running: SequenceOf[Sequence]) -> int:
+    def tokens(self, running: SequenceOf[Sequence], waiting_tokens: int) -> int:
         return self._tokens
 
     def observe(self, plan: StepPlan, elapsed_s: float) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple
 
 from cluster.core.admission import Admission, Shared, Verdict
+from cluster.core.config import blocks_for
 from cluster.core.ids import BlockId
 from cluster.core.kvspace import KvSpace
 from cluster.core.prefix import PartialHit
@@ -51,11 +52,11 @@ class AdmissionRound:
         self.cause = ""
         self.taken = 0
 
-    def next(self, needed: int, at_most: int | None) -> tuple[Sequence, int] | None:
-        """The next one to come in, with the tokens it has to compute; None when nobody may.
+    def next(self, needed: int, budget: int, at_most: int | None) -> tuple[Sequence, int] | None:
+        """The next one to come in, with the tokens that it computes first; None when nobody may.
 
-        needed: blocks that the draft's running sequences ask for in this step. at_most: the round
-        ends at a sequence with more tokens to compute than this.
+        needed: blocks that the draft's running sequences ask for in this step. budget: tokens that
+        the step has left. at_most: the round ends at a sequence with more tokens to compute.
         """
         while not self.cause:
             # Before the queue is looked at: some queues have to work for their order.
@@ -65,22 +66,23 @@ class AdmissionRound:
             candidate = next(self._waiting, None)
             if candidate is None:
                 return None
-            entry = self._consider(candidate, needed, at_most)
+            hits, partial = self._kv.hits(candidate)
+            remaining = candidate.remaining - self._kv.computed_by(hits, partial)
+            if at_most is not None and remaining > at_most:
+                self.cause = f"a prompt of {remaining} tokens, room for {at_most}"
+                return None
+            tokens = min(remaining, budget)
+            entry = self._consider(Entry(candidate, hits, 0, partial), needed, remaining - tokens)
             if entry is not None:
                 self.entries.append(entry)
-                return candidate, candidate.remaining - self._kv.computed_by(
-                    entry.hits, entry.partial
-                )
+                return candidate, tokens
         return None
 
-    def _consider(self, candidate: Sequence, needed: int, at_most: int | None) -> Entry | None:
-        """An entry for the candidate; None if it is skipped, or the round is over (`cause`)."""
+    def _consider(self, offer: Entry, needed: int, later: int) -> Entry | None:
+        """The offer with the blocks to take; None if it is skipped, or the round is over (`cause`).
+        later: tokens of it that are left for later steps."""
+        candidate, hits, _, partial = offer
         running = [*self._running, *(e.sequence for e in self.entries)]
-        hits, partial = self._kv.hits(candidate)
-        remaining = candidate.remaining - self._kv.computed_by(hits, partial)
-        if at_most is not None and remaining > at_most:
-            self.cause = f"a prompt of {remaining} tokens, room for {at_most}"
-            return None
         shared = Shared(
             blocks=len(hits),
             cached=self._kv.cost_of(hits),
@@ -96,7 +98,8 @@ class AdmissionRound:
             self.cause = decision.cause
         if decision.verdict is not Verdict.ADMIT:
             return None
-        take = max(decision.blocks - len(hits), len(candidate.host_blocks), partial is not None)
+        first = blocks_for(candidate.total - later, self._kv.block_size)
+        take = max(max(decision.blocks, first) - len(hits), len(candidate.host_blocks))
         self.taken += take + shared.cached
         return Entry(candidate, hits, take, partial)
 
@@ -180,11 +183,10 @@ class StepDraft:
     def start_next(self, at_most: int | None = None) -> bool:
         """Let the next waiting sequence in, with as much of its prompt as the budget has left.
         False when nobody may come in now. at_most: only if it has no more tokens to compute."""
-        entry = self._round.next(self.needed, at_most)
+        entry = self._round.next(self.needed, self.budget, at_most)
         if entry is None:
             return False
-        newcomer, remaining = entry
-        tokens = min(remaining, self.budget)
+        newcomer, tokens = entry
         self.starts.append((newcomer, tokens))
         self.budget -= tokens
         return True

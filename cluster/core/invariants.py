@@ -9,6 +9,7 @@ from cluster.core.errors import InvariantViolation
 from cluster.core.lifecycle import State
 from cluster.core.plan import StepPlan
 from cluster.core.scheduler import Scheduler
+from cluster.core.sequence import Sequence
 
 
 def check_scheduler(scheduler: Scheduler) -> None:
@@ -52,29 +53,33 @@ def check_idle(scheduler: Scheduler) -> None:
 
 
 def _check_blocks(scheduler: Scheduler) -> None:
-    pool = scheduler.kv.pool
+    kv, pool = scheduler.kv, scheduler.kv.pool
     free = pool.free_blocks()
     _require(len(set(free)) == len(free), "a block is in the free list twice")
     _require(pool.free + pool.held == pool.num_blocks, "free + held is not the pool's size")
-    owners = [*scheduler.sequences(), *scheduler.padding]
-    holders = Counter(block for s in owners for block in s.blocks)
-    holders.update(scheduler.kv.pending)
-    for block in range(1, pool.num_blocks + 1):
-        _require(
-            pool.references(block) == holders[block],
-            f"block {block}: {pool.references(block)} references, {holders[block]} holders",
+    holders = [0] * (pool.num_blocks + 1)
+    for owner in (*scheduler.sequences(), *scheduler.padding):
+        for block in owner.blocks:
+            holders[block] += 1
+    for block in kv.pending:
+        holders[block] += 1
+    references = pool.reference_counts()
+    if references != holders:
+        block = next(b for b, n in enumerate(references) if n != holders[b])
+        raise InvariantViolation(
+            f"block {block}: {references[block]} references, {holders[block]} holders"
         )
     for block in free:
-        _require(pool.references(block) == 0, f"block {block} is free and referenced")
+        if references[block]:
+            raise InvariantViolation(f"block {block} is free and referenced")
     for block, contents in pool.published().items():
-        _require(pool.find(contents) == block, f"block {block} is not where its contents are found")
-        _require(
-            pool.references(block) > 0 or pool.is_cached(block),
-            f"block {block} is published but neither held nor cached",
-        )
-    host = Counter(slot for s in scheduler.sequences() for slot in s.host_blocks)
-    _require(max(host.values(), default=0) <= 1, "a host block has two owners")
-    _require(host.total() == scheduler.kv.host_used, "host blocks are miscounted")
+        if pool.find(contents) != block:
+            raise InvariantViolation(f"block {block} is not where its contents are found")
+        if not references[block] and not pool.is_cached(block):
+            raise InvariantViolation(f"block {block} is published but neither held nor cached")
+    slots = [slot for s in scheduler.sequences() for slot in s.host_blocks]
+    _require(len(set(slots)) == len(slots), "a host block has two owners")
+    _require(len(slots) == kv.host_used, "host blocks are miscounted")
 
 
 def _check_states(scheduler: Scheduler) -> None:
@@ -90,36 +95,34 @@ def _check_states(scheduler: Scheduler) -> None:
         scheduler.queue.tokens == sum(s.total for s in waiting),
         "the queue's token count is wrong",
     )
-    placed = Counter(s.seq_id for s in [*running, *waiting])
+    placed = Counter([s.seq_id for s in running] + [s.seq_id for s in waiting])
     for sequence in scheduler.sequences():
-        expected = 0 if sequence.state is State.PAUSED else 1
-        _require(
-            placed[sequence.seq_id] == expected,
-            f"sequence {sequence.seq_id} ({sequence.state.value}) "
-            f"is in {placed[sequence.seq_id]} places",
-        )
-        holds = sequence.state is State.RUNNING
-        _require(
-            holds or not sequence.blocks,
-            f"sequence {sequence.seq_id} ({sequence.state.value}) holds blocks",
-        )
-        _require(
-            0 <= sequence.computed < sequence.total,
-            f"sequence {sequence.seq_id}: computed {sequence.computed} of {sequence.total}",
-        )
-        _require(
-            holds or sequence.computed == 0 or bool(sequence.host_blocks),
-            f"sequence {sequence.seq_id} ({sequence.state.value}) kept a computed count",
-        )
-        _require(
-            sequence.computed <= sequence.capacity or bool(sequence.host_blocks),
-            f"sequence {sequence.seq_id}: computed {sequence.computed} beyond its blocks",
-        )
-        _require(
-            sequence.preemptions <= config.max_preemptions,
-            f"sequence {sequence.seq_id} was preempted {sequence.preemptions} times",
-        )
+        fault = _fault(sequence, placed[sequence.seq_id], config)
+        if fault:
+            name = f"sequence {sequence.seq_id} ({sequence.state.value})"
+            raise InvariantViolation(f"{name} {fault}")
     _check_order(scheduler)
+
+
+def _fault(sequence: Sequence, places: int, config: SchedulerConfig) -> str:
+    """What is wrong with one sequence, "" if nothing is."""
+    runs = sequence.state is State.RUNNING
+    swapped = bool(sequence.host_blocks)
+    if places != (0 if sequence.state is State.PAUSED else 1):
+        return f"is in {places} places"
+    if not runs and sequence.blocks:
+        return "holds blocks"
+    if swapped and sequence.state is not State.PREEMPTED:
+        return "is swapped out"
+    if not 0 <= sequence.computed < len(sequence.tokens):
+        return f"has computed {sequence.computed} of {len(sequence.tokens)}"
+    if not runs and not swapped and sequence.computed:
+        return "kept a computed count"
+    if runs and sequence.computed > len(sequence.blocks) * config.block_size:
+        return f"has computed {sequence.computed}, beyond its blocks"
+    if sequence.preemptions > config.max_preemptions:
+        return f"was preempted {sequence.preemptions} times"
+    return ""
 
 
 def _check_order(scheduler: Scheduler) -> None:
@@ -129,10 +132,10 @@ def _check_order(scheduler: Scheduler) -> None:
         if sequence.state is State.WAITING:
             newcomers.add(sequence.priority)
         else:
-            _require(
-                sequence.priority not in newcomers,
-                f"preempted sequence {sequence.seq_id} waits behind a newcomer of its priority",
-            )
+            if sequence.priority in newcomers:
+                raise InvariantViolation(
+                    f"preempted sequence {sequence.seq_id} waits behind a newcomer of its priority"
+                )
 
 
 def _check_decodes_served(plan: StepPlan, scheduler: Scheduler, planned: set[int]) -> None:

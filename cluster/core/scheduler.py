@@ -227,7 +227,7 @@ class Scheduler:
             self.running,
             self.padding,
             Queued(len(self.queue), self.queue.peek(), self._arrivals_closed),
-            (self.budget.tokens(self.running), self.config.block_size),
+            (self.budget.tokens(self.running, self.queue.tokens), self.config.block_size),
             admissions,
             now,
         )
@@ -332,10 +332,8 @@ class Scheduler:
             num_tokens += count
         for sequence, count in draft.starts:
             start = sequence.computed
-            end = start + count
-            grow_to(sequence, end)
-            blocks = sequence.blocks[:]
-            rows.append(Row(sequence.seq_id, start, count, end == len(sequence.tokens), blocks))
+            samples = start + count == len(sequence.tokens)
+            rows.append(Row(sequence.seq_id, start, count, samples, sequence.blocks[:]))
             turn += 1
             sequence.turn = turn
             num_tokens += count

@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from cluster.core.config import SchedulerConfig
-from cluster.core.errors import InvalidRequest
+from cluster.core.errors import ConfigError, InvalidRequest
 from cluster.core.invariants import check_idle, check_plan, check_scheduler
 from cluster.core.lifecycle import State
 from cluster.core.plan import StepPlan
-from cluster.core.policies import make_policies
+from cluster.core.policies import (
+    BATCHING,
+    BUDGETS,
+    PREEMPTIONS,
+    PREFIX_CACHE,
+    QUEUES,
+    RESERVATIONS,
+    VICTIMS,
+    PolicyChoice,
+)
+from cluster.core.preemption import SwapCosts
 from cluster.core.request import EngineRequest
 from cluster.core.sampling import SamplingParams
 from cluster.core.scheduler import Scheduler
 from cluster.sim.shadow import ShadowExecutor, reference_output
 
 VOCAB = 31
+STEMS = [list(range(17)), list(range(9)), [5] * 12]
+
+
+@st.composite
+def prompts(draw: st.DrawFn) -> list[int]:
+    """Prompts that often share a beginning, so that blocks are shared and copied."""
+    stem = draw(st.sampled_from([[], *STEMS]))
+    cut = draw(st.integers(0, len(stem)))
+    rest = draw(st.lists(st.integers(0, VOCAB - 1), min_size=0, max_size=24))
+    return [*stem[:cut], *rest] or [1]
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -32,7 +54,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_blocks=st.integers(2, 24),
         watermark=st.sampled_from([0.0, 0.02, 0.3]),
         max_preemptions=st.integers(0, 4),
-        batching=st.sampled_from(["chunked", "continuous", "fused", "static", "dynamic"]),
+        choice=st.builds(
+            PolicyChoice,
+            batching=st.sampled_from(BATCHING),
+            queue=st.sampled_from(QUEUES),
+            reservation=st.sampled_from(RESERVATIONS),
+            victims=st.sampled_from(VICTIMS),
+            preemption=st.sampled_from(PREEMPTIONS),
+            prefix_cache=st.sampled_from(PREFIX_CACHE),
+            budget=st.sampled_from(BUDGETS),
+            max_queue_delay_s=st.just(0.03),
+            aging_s=st.sampled_from([0.05, 1.0]),
+            fair_quantum=st.sampled_from([1, 7, 100]),
+            host_blocks=st.integers(1, 20),
+            swap_costs=st.sampled_from([SwapCosts(1.0, 1e9), SwapCosts(100.0, 100.0)]),
+        ),
     )
     def start(
         self,
@@ -42,7 +78,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_blocks: int,
         watermark: float,
         max_preemptions: int,
-        batching: str,
+        choice: PolicyChoice,
     ) -> None:
         self.config = SchedulerConfig(
             max_num_batched_tokens=budget,
@@ -53,9 +89,20 @@ class SchedulerMachine(RuleBasedStateMachine):
             watermark=watermark,
             max_preemptions=max_preemptions,
         )
-        self.scheduler = Scheduler(
-            self.config, make_policies(batching, batch_size=max_num_seqs, max_queue_delay_s=0.03)
-        )
+        if choice.preemption == "recompute":
+            choice = dataclasses.replace(choice, host_blocks=0)
+        self.choice = choice
+        try:
+            policies = choice.build(
+                batch_size=max_num_seqs, block_size=block_size, max_tokens=budget
+            )
+        except ConfigError:
+            # Refused by name (tests/unit/core/test_policies.py); its plain sibling runs instead.
+            choice = dataclasses.replace(choice, queue="fcfs", budget="fixed")
+            policies = choice.build(
+                batch_size=max_num_seqs, block_size=block_size, max_tokens=budget
+            )
+        self.scheduler = Scheduler(self.config, policies)
         self.executor = ShadowExecutor(num_blocks=num_blocks, block_size=block_size, vocab=VOCAB)
         self.expected: dict[int, list[int]] = {}
         self.received: dict[int, list[int]] = {}
@@ -66,14 +113,17 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(
         target=live,
-        prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=40),
+        prompt=prompts(),
         max_tokens=st.integers(1, 20),
         min_tokens=st.integers(0, 3),
         temperature=st.sampled_from([0.0, 1.0]),
         stops=st.lists(st.integers(0, VOCAB - 1), max_size=4),
         emitted=st.integers(0, 5),
+        priority=st.integers(0, 2),
+        tenant=st.sampled_from(["a", "b"]),
+        objective=st.sampled_from([None, 0.01, 5.0]),
     )
-    def add(
+    def add(  # noqa: PLR0913
         self,
         prompt: list[int],
         max_tokens: int,
@@ -81,6 +131,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         temperature: float,
         stops: list[int],
         emitted: int,
+        priority: int,
+        tenant: str,
+        objective: float | None,
     ) -> int:
         sampling = SamplingParams(
             max_tokens=max_tokens,
@@ -91,7 +144,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         full = reference_output(prompt, sampling, VOCAB)
         already = full[: min(emitted, len(full) - 1)]
-        request = EngineRequest(tuple(prompt), sampling, tuple(already))
+        request = EngineRequest(
+            tuple(prompt), sampling, tuple(already), priority, tenant, objective
+        )
         try:
             seq_id = self.scheduler.add(request, self.now).seq_id
         except InvalidRequest:
@@ -188,7 +243,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings(
-    max_examples=150,
+    max_examples=300,
     stateful_step_count=60,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
