@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -62,6 +63,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """0 when the simulation is done; bad input raises ConfigError."""
+    try:
+        return _run_mode(args)
+    except BrokenPipeError:
+        # The reader (head, less) has seen enough; Python must not complain when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return common.EXIT_OK
+
+
+def _run_mode(args: argparse.Namespace) -> int:
     if args.html is not None and (args.article or args.azure or args.bench):
         raise ConfigError("--html goes with a single simulation or with --sweep")
     if args.article:

@@ -2,9 +2,10 @@
 
 Between two events (an arrival, a finish, a prompt) a step differs from the one before only in that
 every context is one longer. The plans of such steps are known without asking the batching policy,
-so a stretch of them is applied in one go. Times come out bit for bit as step by step; so do all
-counters. Where anything could make a difference (somebody waits, a learning budget, a
-prefix cache, padding), there is no stretch and every step is planned.
+so a stretch of them is applied in one go. Times come out bit for bit as step by step, and so do
+all counters; only the gauge of tokens per second sees a stretch's tokens at its end. Where anything
+could make a difference (somebody waits, a learning budget, a prefix cache, padding), there is no
+stretch and every step is planned.
 """
 
 from __future__ import annotations
@@ -12,19 +13,28 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from cluster.core.budget import FixedBudget
-from cluster.core.config import blocks_for
+from cluster.core.config import SchedulerConfig, blocks_for
+from cluster.core.plan import StepPlan
 from cluster.core.prefix import NoPrefixCache
-from cluster.core.scheduler import Scheduler
+from cluster.core.scheduler import Policies, Scheduler
 from cluster.engine.core import EngineCore
 
 COASTING_POLICIES = frozenset({"static", "dynamic", "continuous", "fused", "chunked"})
 """Each of them gives every running decode its token when there is nothing else to do."""
-LEAST_STEPS = 2
-"""A shorter stretch is not worth finding out about."""
 
 
 class CoastingScheduler(Scheduler):
     """Plans and commits as its base does, and can be moved ahead by several decode steps."""
+
+    def __init__(self, config: SchedulerConfig, policies: Policies | None = None) -> None:
+        super().__init__(config, policies)
+        self._granted = 0
+
+    def plan(self, now: float) -> StepPlan | None:
+        plan = super().plan(now)
+        if plan is not None:
+            self._granted = plan.budget
+        return plan
 
     def quiet_steps(self, token: int) -> int:
         """Steps from now on that only decode: none of them ends a sequence, if every row says
@@ -38,7 +48,7 @@ class CoastingScheduler(Scheduler):
             or self.batching.name not in COASTING_POLICIES
             or not isinstance(self.budget, FixedBudget)
             or not isinstance(self.kv.prefix, NoPrefixCache)
-            or self.budget.tokens(running) < len(running)
+            or self._granted < len(running)
         ):
             return 0
         steps = 1 << 30
@@ -53,7 +63,7 @@ class CoastingScheduler(Scheduler):
             left = sequence.max_total - total - 1
             if left < steps:
                 steps = left
-        return steps if steps >= LEAST_STEPS and self._have_blocks(steps) else 0
+        return steps if steps > 0 and self._have_blocks(steps) else 0
 
     def coast(self, steps: int, token: int) -> None:
         """Apply `steps` quiet steps, at most quiet_steps(), in which every row says `token`."""
@@ -113,7 +123,6 @@ class CoastingCore(EngineCore):
         """Take the steps that were done at `ends`."""
         self._coasting.coast(len(ends), token)
         running = self._coasting.running
-        for end in ends:
-            self._rate.add(end, len(running))
+        self._rate.add(ends[-1], len(running) * len(ends))
         keys = self._keys
         return Stretch(ends, [keys[s.seq_id].stream for s in running])

@@ -38,6 +38,19 @@ class Distribution:
         if len(self._values) >= EXACT_SAMPLES:
             self._spill()
 
+    def add_all(self, values: list[float], count: int) -> None:
+        """Each of the values `count` times."""
+        if not values:
+            return
+        self.count += count * len(values)
+        self.total += sum(values) * count
+        self.max = max(self.max, *values)
+        self.min = min(self.min, *values)
+        self._values += values
+        self._counts += [count] * len(values)
+        if len(self._values) >= EXACT_SAMPLES:
+            self._spill()
+
     @property
     def mean(self) -> float:
         return self.total / self.count if self.count else 0.0

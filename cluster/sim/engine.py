@@ -56,7 +56,16 @@ class SimEngine:
     """Steps an EngineCore in virtual time. The executor's part is a constant token per sampling row
     and the time that the cost model names; no context is held."""
 
-    __slots__ = ("_core", "_cost", "_plan", "_slowdown", "_started_s", "busy_s", "name")
+    __slots__ = (
+        "_core",
+        "_cost",
+        "_landing_s",
+        "_plan",
+        "_slowdown",
+        "_started_s",
+        "busy_s",
+        "name",
+    )
 
     def __init__(
         self, name: str, core: EngineCore, cost: StepCost, slowdown: Slowdown | None = None
@@ -68,6 +77,7 @@ class SimEngine:
         self._slowdown = slowdown
         self._plan: StepPlan | None = None
         self._started_s = 0.0
+        self._landing_s: float | None = None
 
     @property
     def core(self) -> EngineCore:
@@ -75,7 +85,7 @@ class SimEngine:
 
     @property
     def stepping(self) -> bool:
-        return self._plan is not None
+        return self._plan is not None or self._landing_s is not None
 
     @property
     def plan(self) -> StepPlan | None:
@@ -92,6 +102,8 @@ class SimEngine:
 
     def begin(self, now: float) -> float | None:
         """Start a step; the time at which it will be done, or None if nothing can run."""
+        if self._landing_s is not None:
+            return self._landing_s
         # An engine without work is not asked: its check of the books costs more than a step.
         if len(self._core.scheduler) == 0:
             return None
@@ -120,27 +132,37 @@ class SimEngine:
         self._core.scheduler.close_arrivals()
 
     def coast(self, now: float, until: float) -> Stretch | None:
-        """Take at once all quiet steps that begin at `now` or later and are done before `until`."""
+        """Take at once all quiet steps that begin at `now` or later and are done before `until`.
+
+        A quiet step that will be under way at `until` is begun as well; land() ends it.
+        """
         core = self._core
         if not isinstance(core, CoastingCore):
             return None
         steps, sequences, positions = core.quiet(SYNTHETIC_TOKEN)
-        if not steps:
-            return None
         seconds_of, slowdown = self._cost.decode_seconds, self._slowdown
         ends: list[float] = []
         for _ in range(steps):
             seconds = seconds_of(sequences, positions)
             if slowdown is not None and now >= slowdown.at_s:
                 seconds *= slowdown.factor
+            self.busy_s += seconds
             end = now + seconds
             if end >= until:
+                self._landing_s = end
                 break
-            self.busy_s += seconds
             ends.append(end)
             positions += sequences
             now = end
         return core.coast(ends, SYNTHETIC_TOKEN) if ends else None
+
+    def land(self) -> Stretch | None:
+        """End the quiet step that is under way, if one is."""
+        landing_s, core = self._landing_s, self._core
+        if landing_s is None or not isinstance(core, CoastingCore):
+            return None
+        self._landing_s = None
+        return core.coast([landing_s], SYNTHETIC_TOKEN)
 
     def finish(self, now: float) -> StepReport:
         """The step under way is done."""

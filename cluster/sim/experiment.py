@@ -75,6 +75,12 @@ class EngineSetup:
             raise ConfigError(
                 f"kv_tokens must hold a block of {self.block_size} tokens, got {self.kv_tokens}"
             )
+        batching = self.policies.get("batching", "chunked")
+        if batching != "chunked" and self.budget < self.block_size:
+            raise ConfigError(
+                f"budget must be at least block_size ({self.block_size}) with policy {batching}, "
+                f"got {self.budget}"
+            )
         return SchedulerConfig(
             max_num_batched_tokens=self.budget,
             max_num_seqs=self.max_num_seqs,
@@ -135,7 +141,15 @@ class Experiment:
             )
             for i in range(self.engines)
         ]
-        return Simulation(engines, self.workload, meter, observer=observer).run(progress)
+        simulation = Simulation(engines, self.workload, meter, observer=observer)
+        summary = simulation.run(progress)
+        if not summary.requests:
+            limit = self.setup.config().max_sequence_len
+            raise ConfigError(
+                f"none of the {summary.refused} requests fits: kv_tokens and max_model_len allow "
+                f"sequences of {limit} tokens"
+            )
+        return summary
 
 
 SWEEPABLE: dict[str, type] = {

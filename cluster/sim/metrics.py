@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from cluster.core.errors import ConfigError
 from cluster.engine.core import StreamStats, StreamTokens
@@ -147,16 +148,11 @@ class Meter:
 
     def stretch(self, streams: list[int], ends: list[float]) -> None:
         """One token for each of the streams at each of the times; none of them finishes."""
-        count, limit = len(streams), self.objectives.itl_s
-        longest, late, last = 0.0, 0, ends[0]
-        for end in ends[1:]:
-            gap = end - last
-            last = end
-            self.itl.add(gap, count)
-            if gap > longest:
-                longest = gap
-            if gap > limit:
-                late += 1
+        count, limit, last = len(streams), self.objectives.itl_s, ends[-1]
+        gaps = [after - before for before, after in pairwise(ends)]
+        self.itl.add_all(gaps, count)
+        longest = max(gaps, default=0.0)
+        late = sum(gap > limit for gap in gaps) if longest > limit else 0
         live, first = self._live, ends[0]
         common, repeats = 0.0, 0
         for stream in streams:

@@ -12,6 +12,7 @@ from cluster.core.plan import StepPlan
 from cluster.engine.core import StepReport
 from cluster.fleet.placement import LeastLoaded, Placement
 from cluster.fleet.snapshot import EngineSnapshot
+from cluster.sim.coast import Stretch
 from cluster.sim.engine import SimEngine, engine_request
 from cluster.sim.metrics import EngineTotals, Meter, Summary, summarise
 from cluster.sim.workload import SimRequest
@@ -109,24 +110,34 @@ class Simulation:
         """
         engine = self._engines[index]
         self._due[index] = math.inf
-        if engine.stepping:
-            plan = engine.plan
-            report = engine.finish(now)
-            self.meter.step(report.tokens, now)
-            for failure in report.failures:
-                self.meter.failed(failure.key.stream)
-            self._snapshots[index].updated(report.load, self._last_stream[index])
-            if self._observer is not None and plan is not None:
-                self._observer.stepped(engine, plan, report, now)
-            elif (stretch := engine.coast(now, until)) is not None:
-                now = stretch.ends[-1]
-                self.meter.stretch(stretch.streams, stretch.ends)
-                self._snapshots[index].updated(engine.core.load(now), self._last_stream[index])
+        if (landed := engine.land()) is not None:
+            self._take(index, landed)
+        elif engine.stepping:
+            self._finish_step(index, now)
+        if self._observer is None and (stretch := engine.coast(now, until)) is not None:
+            self._take(index, stretch)
+            now = stretch.ends[-1]
         done_s = engine.begin(now)
         if done_s is None:
             done_s = engine.wake_s(now)
         if done_s is not None:
             self._schedule(index, done_s)
+
+    def _finish_step(self, index: int, now: float) -> None:
+        engine = self._engines[index]
+        plan = engine.plan
+        report = engine.finish(now)
+        self.meter.step(report.tokens, now)
+        for failure in report.failures:
+            self.meter.failed(failure.key.stream)
+        self._snapshots[index].updated(report.load, self._last_stream[index])
+        if self._observer is not None and plan is not None:
+            self._observer.stepped(engine, plan, report, now)
+
+    def _take(self, index: int, stretch: Stretch) -> None:
+        self.meter.stretch(stretch.streams, stretch.ends)
+        load = self._engines[index].core.load(stretch.ends[-1])
+        self._snapshots[index].updated(load, self._last_stream[index])
 
     def _schedule(self, index: int, at: float) -> None:
         if at != self._due[index]:

@@ -117,7 +117,7 @@ def opened(path: Path) -> Iterator[TextIO]:
     try:
         with opener(path, "rt", encoding="utf-8", newline="") as text:
             yield text
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error, csv.Error) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
 
 
@@ -135,7 +135,8 @@ def _csv_rows(path: Path, text: TextIO) -> Iterator[tuple[int, Callable[[], SimR
 
 def _azure(row: list[str], places: list[int]) -> SimRequest:
     if len(row) <= max(places):
-        raise _BadRow(AZURE_COLUMNS[len(row) - 1], f"the row ends after {len(row)} columns")
+        missing = next(c for c, i in zip(AZURE_COLUMNS, places, strict=True) if i >= len(row))
+        raise _BadRow(missing, f"the row ends after {len(row)} columns")
     stamp, prompt, output = (row[i] for i in places)
     return SimRequest(
         _seconds(stamp), _length("ContextTokens", prompt), _length("GeneratedTokens", output)

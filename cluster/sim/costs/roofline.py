@@ -18,6 +18,7 @@ ALL_REDUCES_PER_LAYER = 2
 """After attention's output projection and after the feed-forward (Megatron-LM)."""
 ALL_REDUCE_LATENCY_S = 8e-6
 """Of one small all-reduce within a node."""
+UNLIMITED = PowerLimit(math.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +92,19 @@ class RooflineCost:
     def __init__(self, hardware: Hardware, work: StepWork, block_size: int = 16) -> None:
         self.hardware = hardware
         self.work = work
+        # Read once here: this is called for every step of a simulation.
+        self._flops_per_token = work.flops_per_token
+        self._flops_per_pair = work.flops_per_pair
+        self._weight_bytes = work.weight_bytes
+        self._bytes_per_token = work.bytes_per_token
+        self._bytes_per_position = work.bytes_per_position
         self._compute_rate = hardware.compute_rate
         self._memory_rate = hardware.memory_rate
-        self._power = hardware.power
+        power = hardware.power or UNLIMITED
+        self._power = power
+        self._watts = power.watts
+        self._j_per_flop = power.pj_per_flop * 1e-12
+        self._j_per_byte = power.pj_per_byte * 1e-12
         self._overhead_s = hardware.overhead_s + work.all_reduces * ALL_REDUCE_LATENCY_S
         self._link_s_per_token = work.link_bytes_per_token / hardware.link
         self._moves = BlockMoves.of(hardware, work, block_size)
@@ -102,25 +113,33 @@ class RooflineCost:
         return self.of_size(size_of(plan)) + self._moves.seconds(plan)
 
     def decode_seconds(self, sequences: int, positions: int) -> float:
-        return self.of_size(StepSize(sequences, positions, 2 * positions))
+        return self._step_seconds(sequences, positions, 2 * positions)
 
     def of_size(self, size: StepSize) -> float:
-        tokens, positions, pairs = size
-        work = self.work
-        flops = work.flops_per_token * tokens + work.flops_per_pair * pairs
+        return self._step_seconds(*size)
+
+    def _step_seconds(self, tokens: int, positions: int, pairs: int) -> float:
+        flops = self._flops_per_token * tokens + self._flops_per_pair * pairs
         moved = (
-            work.weight_bytes + work.bytes_per_token * tokens + work.bytes_per_position * positions
+            self._weight_bytes
+            + self._bytes_per_token * tokens
+            + self._bytes_per_position * positions
         )
         compute_s = flops / self._compute_rate
         memory_s = moved / self._memory_rate
         step_s = compute_s if compute_s > memory_s else memory_s
-        power = self._power
-        if power is not None:
-            compute_j = flops * power.pj_per_flop * 1e-12
-            memory_j = moved * power.pj_per_byte * 1e-12
-            if compute_j + memory_j > power.watts * step_s:
-                step_s = capped_seconds(compute_s, memory_s, compute_j, memory_j, power)
+        if flops * self._j_per_flop + moved * self._j_per_byte > self._watts * step_s:
+            step_s = self._capped(flops, moved)
         return step_s + self._overhead_s + self._link_s_per_token * tokens
+
+    def _capped(self, flops: float, moved: float) -> float:
+        return capped_seconds(
+            flops / self._compute_rate,
+            moved / self._memory_rate,
+            flops * self._j_per_flop,
+            moved * self._j_per_byte,
+            self._power,
+        )
 
 
 def capped_seconds(
