@@ -82,16 +82,18 @@ class Admission:
         running: SequenceOf[Sequence],
         free_blocks: int,
         shared: Shared = NOTHING_SHARED,
+        pledged: int = 0,
     ) -> Decision:
         """running: sequences that run, those admitted earlier in this step included.
-        free_blocks: blocks that nobody has, after this step's other needs."""
+        free_blocks: blocks that nobody has, after this step's other needs. pledged: blocks that
+        those admitted earlier in this step take; not part of free_blocks."""
         config = self._config
         if not self.has_slot(len(running)):
             return Decision(Verdict.STOP, cause=f"max_num_seqs ({len(running)}) are running")
         if shared.coming:
             return Decision(Verdict.SKIP, cause="its prefix is being computed by another sequence")
         reservation = self._protected if self.is_protected(sequence) else self._reservation
-        demand = reservation.demand(sequence, running, config.block_size)
+        demand = reservation.demand(sequence, running, config.block_size, pledged)
         watermark = config.watermark_blocks
         if not running:
             # Alone: what it will need one day is no reason to wait, what it needs now is there.

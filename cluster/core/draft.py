@@ -93,6 +93,7 @@ class AdmissionRound:
             running=running,
             free_blocks=self._kv.free - self.taken - needed,
             shared=shared,
+            pledged=self.taken,
         )
         if decision.verdict is Verdict.STOP:
             self.cause = decision.cause

@@ -50,7 +50,6 @@ class KvSpace:
         self._host_free = list(range(self.preemption.host_blocks - 1, -1, -1))
         self._step_in_flight = False
         self._pending: list[BlockId] = []
-        self._host_pending: list[int] = []
         self._copies: list[BlockCopy] = []
         self._swap_out: list[BlockCopy] = []
         self._swap_in: list[BlockCopy] = []
@@ -67,7 +66,7 @@ class KvSpace:
 
     @property
     def host_used(self) -> int:
-        return self.preemption.host_blocks - len(self._host_free) - len(self._host_pending)
+        return self.preemption.host_blocks - len(self._host_free)
 
     # -- coming in -----------------------------------------------------------------------------
 
@@ -110,7 +109,8 @@ class KvSpace:
         """Bring a swapped sequence's KV back into blocks that it has just been given."""
         for host, block in zip(sequence.host_blocks, sequence.blocks, strict=False):
             self._swap_in.append(BlockCopy(host, block))
-        self._host_pending.extend(sequence.host_blocks)
+        # Free at once: moves out of host memory are done before any later step moves something in.
+        self._host_free.extend(sequence.host_blocks)
         sequence.host_blocks = []
 
     def copy(self, sequence: Sequence, partial: PartialHit) -> None:
@@ -164,5 +164,3 @@ class KvSpace:
         if self._pending:
             self.pool.release(self._pending)
             self._pending = []
-        self._host_free.extend(self._host_pending)
-        self._host_pending = []

@@ -21,8 +21,11 @@ class Demand(NamedTuple):
 class Reservation(Protocol):
     name: str
 
-    def demand(self, candidate: Sequence, running: SequenceOf[Sequence], block_size: int) -> Demand:
-        """running: those who run, those admitted earlier in this step included."""
+    def demand(
+        self, candidate: Sequence, running: SequenceOf[Sequence], block_size: int, pledged: int = 0
+    ) -> Demand:
+        """running: those who run, those admitted earlier in this step included. pledged: blocks
+        that the latter are about to take; they count as held, not as free."""
 
     def observe(self, sequence: Sequence) -> None:
         """A sequence has finished by itself (for policies that learn output lengths)."""
@@ -34,8 +37,11 @@ class OnDemand:
 
     name = "on-demand"
 
-    def demand(self, candidate: Sequence, running: SequenceOf[Sequence], block_size: int) -> Demand:
+    def demand(
+        self, candidate: Sequence, running: SequenceOf[Sequence], block_size: int, pledged: int = 0
+    ) -> Demand:
         promised = sum(_missing(s, block_size) for s in running if s.remaining > 1)
+        promised = max(0, promised - pledged)
         return Demand(blocks_for(candidate.total, block_size) + promised, 0)
 
     def observe(self, sequence: Sequence) -> None:
@@ -48,7 +54,9 @@ class KnownTokens:
 
     name = "prompt"
 
-    def demand(self, candidate: Sequence, running: SequenceOf[Sequence], block_size: int) -> Demand:
+    def demand(
+        self, candidate: Sequence, running: SequenceOf[Sequence], block_size: int, pledged: int = 0
+    ) -> Demand:
         blocks = blocks_for(candidate.total, block_size)
         return Demand(blocks, blocks)
 
@@ -65,7 +73,9 @@ class WholeLife:
 
     name = "worst-case"
 
-    def demand(self, candidate: Sequence, running: SequenceOf[Sequence], block_size: int) -> Demand:
+    def demand(
+        self, candidate: Sequence, running: SequenceOf[Sequence], block_size: int, pledged: int = 0
+    ) -> Demand:
         blocks = blocks_for(candidate.max_total, block_size)
         return Demand(blocks, blocks)
 
@@ -92,7 +102,9 @@ class EstimatedPeak:
         self._outputs: deque[int] = deque(maxlen=self.HISTORY)
         self._guess: int | None = None
 
-    def demand(self, candidate: Sequence, running: SequenceOf[Sequence], block_size: int) -> Demand:
+    def demand(
+        self, candidate: Sequence, running: SequenceOf[Sequence], block_size: int, pledged: int = 0
+    ) -> Demand:
         take = blocks_for(candidate.total, block_size)
         lives = [(self._remaining(s), s.total, len(s.blocks)) for s in running]
         lives.append((self._remaining(candidate), candidate.total, 0))
@@ -100,11 +112,8 @@ class EstimatedPeak:
         peak, totals = 0, 0
         for count, (remaining, total, _) in enumerate(lives, 1):
             totals += total
-            # Each of the `count` sequences rounds up to whole blocks: half a block on average.
-            peak = max(
-                peak, blocks_for(totals + count * remaining + count * block_size // 2, block_size)
-            )
-        held = sum(blocks for _, _, blocks in lives)
+            peak = max(peak, blocks_for(totals + count * remaining, block_size))
+        held = pledged + sum(blocks for _, _, blocks in lives)
         return Demand(max(take, peak - held), take)
 
     def observe(self, sequence: Sequence) -> None:

@@ -106,12 +106,12 @@ def test_shared_blocks_serve_two_sequences_at_once(executor, plain):
 
 
 def test_moves_of_one_kind_read_before_they_write(executor, plain):
-    """Blocks 1 and 2 change places in one step; so do their host slots on the way."""
+    """Block 1 moves onto block 2 while block 2 moves on: written first, it would be lost."""
     first = submit(executor, plan([Row(1, 0, 11, True, [1, 2, 3])], [new(1)]))
-    swap = [BlockCopy(1, 2), BlockCopy(2, 1)]
-    row = Row(2, 11, 1, True, [2, 1, 3, 4])
+    shift = [BlockCopy(1, 2), BlockCopy(2, 6)]
+    row = Row(2, 11, 1, True, [2, 6, 3, 4])
     again = new(2, PROMPT + first, prompt_len=11)
-    tokens = submit(executor, plan([row], [again], [1], copies=swap))
+    tokens = submit(executor, plan([row], [again], [1], copies=shift))
     assert tokens + decode(executor, 2, 12, [5], STEPS - 1) == plain[1:]
 
 
