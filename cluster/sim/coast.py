@@ -14,10 +14,12 @@ from typing import NamedTuple
 
 from cluster.core.budget import FixedBudget
 from cluster.core.config import SchedulerConfig, blocks_for
+from cluster.core.lifecycle import State
 from cluster.core.plan import StepPlan
 from cluster.core.prefix import NoPrefixCache
 from cluster.core.scheduler import Policies, Scheduler
-from cluster.engine.core import EngineCore
+from cluster.core.sequence import Sequence
+from cluster.engine.core import EngineCore, StreamStats
 
 COASTING_POLICIES = frozenset({"static", "dynamic", "continuous", "fused", "chunked"})
 """Each of them gives every running decode its token when there is nothing else to do."""
@@ -37,8 +39,8 @@ class CoastingScheduler(Scheduler):
         return plan
 
     def quiet_steps(self, token: int) -> int:
-        """Steps from now on that only decode: none of them ends a sequence, if every row says
-        `token`, or needs more blocks than are free. 0 when the next step has to be planned."""
+        """Steps from now on that only decode, if every row says `token`: none but the last ends a
+        sequence, and the free blocks suffice. 0 when the next step has to be planned."""
         running = self.running
         if (
             not running
@@ -60,20 +62,24 @@ class CoastingScheduler(Scheduler):
                 or token in sequence.stop_ids
             ):
                 return 0
-            left = sequence.max_total - total - 1
+            left = sequence.max_total - total
             if left < steps:
                 steps = left
-        return steps if steps > 0 and self._have_blocks(steps) else 0
+        return steps if self._have_blocks(steps) else 0
 
-    def coast(self, steps: int, token: int) -> None:
-        """Apply `steps` quiet steps, at most quiet_steps(), in which every row says `token`."""
+    def coast(self, steps: int, token: int) -> list[Sequence]:
+        """Apply `steps` quiet steps, at most quiet_steps(), in which every row says `token`.
+        Returns the sequences that the last one has ended."""
         running, counters = self.running, self.counters
+        ended: list[Sequence] = []
         tokens = [token] * steps
         for sequence in running:
             sequence.computed += steps
             sequence.tokens.extend(tokens)
             if sequence.computed > sequence.capacity:
                 self.kv.grow_to(sequence, sequence.computed)
+            if len(sequence.tokens) >= sequence.max_total:
+                ended.append(sequence)
         rows = steps * len(running)
         self._turn += rows
         for turn, sequence in enumerate(running, start=self._turn - len(running) + 1):
@@ -83,6 +89,13 @@ class CoastingScheduler(Scheduler):
         counters.emitted_tokens += rows
         self.wait_cause = ""
         self.next_wake_s = None
+        for sequence in ended:
+            self._reservation.observe(sequence)
+            self._finish(sequence)
+        if ended:
+            self.running = [s for s in running if s.state is State.RUNNING]
+            self._end_batch()
+        return ended
 
     def _have_blocks(self, steps: int) -> bool:
         """Whether every running sequence can grow by so many positions."""
@@ -98,10 +111,12 @@ class CoastingScheduler(Scheduler):
 
 
 class Stretch(NamedTuple):
-    """Steps taken at once. ends: when each was done. streams: who got a token in each of them."""
+    """Steps taken at once. ends: when each was done. streams: who got a token in each of them.
+    finished: (stream, output tokens, stats) of those that the last one has ended."""
 
     ends: list[float]
     streams: list[int]
+    finished: list[tuple[int, int, StreamStats]]
 
 
 class CoastingCore(EngineCore):
@@ -121,8 +136,12 @@ class CoastingCore(EngineCore):
 
     def coast(self, ends: list[float], token: int) -> Stretch:
         """Take the steps that were done at `ends`."""
-        self._coasting.coast(len(ends), token)
-        running = self._coasting.running
-        self._rate.add(ends[-1], len(running) * len(ends))
         keys = self._keys
-        return Stretch(ends, [keys[s.seq_id].stream for s in running])
+        streams = [keys[s.seq_id].stream for s in self._coasting.running]
+        finished: list[tuple[int, int, StreamStats]] = []
+        for sequence in self._coasting.coast(len(ends), token):
+            stream, stats = keys[sequence.seq_id].stream, self._final_stats(sequence.seq_id)
+            finished.append((stream, sequence.emitted, stats))
+            self._forget(sequence.seq_id)
+        self._rate.add(ends[-1], len(streams) * len(ends))
+        return Stretch(ends, streams, finished)

@@ -137,7 +137,7 @@ class SimEngine:
         A quiet step that will be under way at `until` is begun as well; land() ends it.
         """
         core = self._core
-        if not isinstance(core, CoastingCore):
+        if self._landing_s is not None or not isinstance(core, CoastingCore):
             return None
         steps, sequences, positions = core.quiet(SYNTHETIC_TOKEN)
         seconds_of, slowdown = self._cost.decode_seconds, self._slowdown

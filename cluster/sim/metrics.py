@@ -12,6 +12,7 @@ from itertools import pairwise
 
 from cluster.core.errors import ConfigError
 from cluster.engine.core import StreamStats, StreamTokens
+from cluster.sim.coast import Stretch
 from cluster.sim.distribution import Distribution
 
 ITL_SHARE = 0.01
@@ -146,8 +147,9 @@ class Meter:
             self.totals.tokens += len(tokens)
             self.totals.end_s = max(self.totals.end_s, now)
 
-    def stretch(self, streams: list[int], ends: list[float]) -> None:
-        """One token for each of the streams at each of the times; none of them finishes."""
+    def stretch(self, stretch: Stretch) -> None:
+        """The tokens of steps that were taken at once."""
+        ends, streams, finished = stretch
         count, limit, last = len(streams), self.objectives.itl_s, ends[-1]
         gaps = [after - before for before, after in pairwise(ends)]
         self.itl.add_all(gaps, count)
@@ -176,6 +178,8 @@ class Meter:
             self.itl.add(common, repeats)
         self.totals.tokens += count * len(ends)
         self.totals.end_s = max(self.totals.end_s, last)
+        for stream, tokens, stats in finished:
+            self._finished(stream, tokens, stats)
 
     def _finished(self, stream: int, tokens: int, stats: StreamStats) -> None:
         record = self._live.pop(stream)

@@ -114,9 +114,10 @@ class Simulation:
             self._take(index, landed)
         elif engine.stepping:
             self._finish_step(index, now)
-        if self._observer is None and (stretch := engine.coast(now, until)) is not None:
-            self._take(index, stretch)
-            now = stretch.ends[-1]
+        if self._observer is None:
+            while (stretch := engine.coast(now, until)) is not None:
+                self._take(index, stretch)
+                now = stretch.ends[-1]
         done_s = engine.begin(now)
         if done_s is None:
             done_s = engine.wake_s(now)
@@ -135,7 +136,7 @@ class Simulation:
             self._observer.stepped(engine, plan, report, now)
 
     def _take(self, index: int, stretch: Stretch) -> None:
-        self.meter.stretch(stretch.streams, stretch.ends)
+        self.meter.stretch(stretch)
         load = self._engines[index].core.load(stretch.ends[-1])
         self._snapshots[index].updated(load, self._last_stream[index])
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from cluster.core.invariants import check_scheduler
+from cluster.core.invariants import check_idle, check_scheduler
 from cluster.sim.article import POLICIES, article_experiment
 from cluster.sim.coast import CoastingScheduler
 from cluster.sim.engine import Slowdown
@@ -82,7 +82,7 @@ def test_the_scheduler_is_where_the_steps_would_have_led():
         return driver
 
     ahead, step_by_step = grown(3), grown(3 + 17)
-    assert 17 <= ahead.scheduler.quiet_steps(-1) == 26
+    assert 17 <= ahead.scheduler.quiet_steps(-1) == 27
     ahead.scheduler.coast(17, 1)
     check_scheduler(ahead.scheduler)
     assert dataclasses.asdict(ahead.scheduler.counters) == dataclasses.asdict(
@@ -105,9 +105,21 @@ def test_no_stretch_while_somebody_waits_or_could_end():
     driver.add(4, 3)
     assert driver.scheduler.quiet_steps(1) == 0
     driver.step()
-    assert driver.scheduler.quiet_steps(1) == 1
+    assert driver.scheduler.quiet_steps(1) == 2
     driver.add(4, 3)
     assert driver.scheduler.quiet_steps(1) == 0
+
+
+def test_the_last_step_of_a_stretch_ends_sequences():
+    driver = Driver()
+    driver.scheduler = CoastingScheduler(driver.config)
+    driver.add(4, 6)
+    driver.add(4, 6)
+    driver.step()
+    ended = driver.scheduler.coast(driver.scheduler.quiet_steps(1), 1)
+    assert [s.emitted for s in ended] == [6, 6]
+    assert driver.scheduler.plan(9.0) is None
+    check_idle(driver.scheduler)
 
 
 def test_no_stretch_past_the_pool():
@@ -115,6 +127,6 @@ def test_no_stretch_past_the_pool():
     driver.scheduler = CoastingScheduler(driver.config)
     driver.add(4, 8)
     driver.step()
-    assert driver.scheduler.quiet_steps(1) == 6
+    assert driver.scheduler.quiet_steps(1) == 7
     driver.scheduler.kv.pool.allocate(1)
     assert driver.scheduler.quiet_steps(1) == 0

@@ -9,6 +9,7 @@ import pytest
 from cluster.core.errors import ConfigError
 from cluster.core.outcome import FinishReason
 from cluster.engine.core import StreamKey, StreamStats, StreamTokens
+from cluster.sim.coast import Stretch
 from cluster.sim.metrics import EngineTotals, Meter, Objectives, summarise
 from cluster.sim.quantities import describe_objectives, parse_objectives, parse_seconds
 
@@ -48,7 +49,7 @@ def test_a_stretch_counts_as_its_steps_do():
         meter.step([token(1, 0)], 1.0)
         meter.step([token(2, 0)], 1.1)
     ends = [1.2, 1.3, 1.5]
-    one.stretch([1, 2], ends)
+    one.stretch(Stretch(ends, [1, 2], []))
     for index, at in enumerate(ends, start=1):
         other.step([token(1, index), token(2, index)], at)
     for meter in (one, other):
