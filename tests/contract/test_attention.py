@@ -15,16 +15,24 @@ from cluster.core.errors import ConfigError
 from workers.attention.backend import AttentionBackend, AttentionSpec, LayerCache
 from workers.attention.meta import StepMeta
 from workers.attention.registry import BACKENDS, make_attention
+from workers.native.levels import LEVEL_VARIABLE, LEVELS, usable_levels
 
 
 @dataclass(frozen=True)
 class Case:
-    """A backend on a device with a dtype, and how far from the oracle it may be."""
+    """A backend on a device with a dtype, and how far from the oracle it may be.
+
+    level: instruction set of native kernels."""
 
     backend: str
     device: str
     dtype: torch.dtype
     tolerance: float
+    level: str = ""
+
+    def __str__(self) -> str:
+        name = "-".join(filter(None, (self.backend, self.level)))
+        return f"{name}-{self.device}-{str(self.dtype)[6:]}"
 
 
 CASES = [
@@ -33,6 +41,11 @@ CASES = [
     Case("torch", "cuda", torch.float32, 2e-5),
     Case("torch", "cuda", torch.bfloat16, 3e-2),
     Case("torch", "cuda", torch.float16, 5e-3),
+    *(
+        Case("native", "cpu", dtype, tolerance, level.name)
+        for level in LEVELS
+        for dtype, tolerance in ((torch.float32, 2e-5), (torch.bfloat16, 3e-2))
+    ),
 ]
 
 
@@ -82,11 +95,16 @@ MIXED = [
 ]
 
 
-@pytest.fixture(params=CASES, ids=lambda c: f"{c.backend}-{c.device}-{str(c.dtype)[6:]}")
-def case(request) -> Case:
-    if request.param.device == "cuda" and not torch.cuda.is_available():
+@pytest.fixture(params=CASES, ids=str)
+def case(request, monkeypatch) -> Case:
+    case = request.param
+    if case.device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no GPU here")
-    return request.param
+    if case.level:
+        monkeypatch.setenv(LEVEL_VARIABLE, case.level)
+        if not usable_levels() or usable_levels()[0].name != case.level:
+            pytest.skip(f"this CPU has no {case.level}")
+    return case
 
 
 def make_spec(case: Case, shape: Shape) -> AttentionSpec:

@@ -12,6 +12,7 @@ from cluster.core.config import WorkerConfig
 from cluster.core.sampling import SamplingParams
 from tests.determinism.plan_driver import Driving, PlanDriver, Request
 from tests.determinism.tiny_models import TinyLlama, write_model
+from workers.attention.registry import BACKENDS
 from workers.executor import LocalExecutor
 
 transformers = pytest.importorskip("transformers")
@@ -141,5 +142,17 @@ def test_several_block_sizes_give_the_same_tokens(tmp_path):
         executor = LocalExecutor(
             WorkerConfig(model=str(folder), device="cpu", block_size=block_size, max_model_len=256)
         )
+        driving = Driving(budget=100, batch=16, replay_every=4)
+        assert PlanDriver(executor, driving).run(greedy_requests(spec.vocab)) == expected
+
+
+def test_attention_backends_give_the_same_tokens(tmp_path):
+    """An engine may go on with what another began on a machine with other kernels."""
+    spec = TinyLlama(seed=9)
+    folder = write_model(tmp_path, spec)
+    expected = oracle_tokens(folder, prompts(spec.vocab), OUTPUT_TOKENS)
+    for backend in BACKENDS:
+        config = WorkerConfig(model=str(folder), device="cpu", attention_backend=backend)
+        executor = LocalExecutor(config)
         driving = Driving(budget=100, batch=16, replay_every=4)
         assert PlanDriver(executor, driving).run(greedy_requests(spec.vocab)) == expected

@@ -9,6 +9,8 @@ from typing import ClassVar, NamedTuple
 import torch
 
 from workers.attention.meta import StepMeta
+from workers.layers.fused import FusedOps, TorchOps
+from workers.layers.rotary import RotaryAngles, rotate
 
 
 class LayerCache(NamedTuple):
@@ -62,18 +64,21 @@ class Capabilities:
 
 
 class AttentionBackend(ABC):
-    """Causal attention of a mixed batch over a paged cache.
+    """Causal attention of a mixed batch over a paged cache, and the passes around it.
 
-    One object serves all layers. Per step: `plan` once, then for each layer `write_kv` and
-    `run`. Slots that no token of the sequence was written to are never read, whatever they hold.
+    One object serves all layers. Per step: `plan` once, then for each layer `rotate_and_write`
+    (or `write_kv`) and `run`. Slots that no token of the sequence was written to are never read,
+    whatever they hold. ops: the element-wise passes, on the same kernels.
     """
 
     name: ClassVar[str]
     capabilities: ClassVar[Capabilities]
+    ops: FusedOps
 
     def __init__(self, spec: AttentionSpec) -> None:
         """`objection` has nothing against `spec`."""
         self.spec = spec
+        self.ops = TorchOps()
 
     @classmethod
     def objection(cls, spec: AttentionSpec) -> str | None:
@@ -87,6 +92,23 @@ class AttentionBackend(ABC):
     @abstractmethod
     def write_kv(self, key: torch.Tensor, value: torch.Tensor, cache: LayerCache) -> None:
         """Store this step's keys and values, [T, kv_heads, head_dim] each, at slot_mapping."""
+
+    def angle_dtype(self) -> torch.dtype:
+        """The dtype in which `rotate_and_write` wants its angles."""
+        return self.spec.dtype
+
+    def rotate_and_write(
+        self, heads: torch.Tensor, angles: RotaryAngles, cache: LayerCache
+    ) -> torch.Tensor:
+        """Rotate queries and keys, store keys and values, return the queries.
+
+        heads: [T, query | key | value heads, head_dim], contiguous -> [T, heads, head_dim].
+        """
+        spec = self.spec
+        rotated = spec.num_heads + spec.num_kv_heads
+        query_key = rotate(heads[:, :rotated], angles)
+        self.write_kv(query_key[:, spec.num_heads :], heads[:, rotated:], cache)
+        return query_key[:, : spec.num_heads]
 
     @abstractmethod
     def run(self, query: torch.Tensor, cache: LayerCache, out: torch.Tensor) -> None:

@@ -4,37 +4,46 @@ from __future__ import annotations
 
 from cluster.core.errors import ConfigError
 from workers.attention.backend import AttentionBackend, AttentionSpec
+from workers.attention.native_backend import NativeAttention
 from workers.attention.torch_backend import TorchAttention
 
-BACKENDS: dict[str, type[AttentionBackend]] = {TorchAttention.name: TorchAttention}
+BACKENDS: dict[str, type[AttentionBackend]] = {
+    NativeAttention.name: NativeAttention,
+    TorchAttention.name: TorchAttention,
+}
 """In order of preference for "auto", best first."""
 
 
 def make_attention(name: str, spec: AttentionSpec) -> AttentionBackend:
-    """See `choose_attention`."""
-    return choose_attention(name, spec)(spec)
+    """The backend called `name`; for "auto" the first that covers `spec` and works.
+
+    Raises ConfigError for an unknown name, a spec that is not covered, or kernels that do not
+    compile.
+    """
+    backends = candidates(name, spec)
+    for backend in backends[:-1]:
+        try:
+            return backend(spec)
+        except ConfigError:
+            # It has logged why; the next one serves.
+            continue
+    return backends[-1](spec)
 
 
-def choose_attention(name: str, spec: AttentionSpec) -> type[AttentionBackend]:
-    """The backend called `name`; for "auto" the first whose capabilities cover `spec`.
+def candidates(name: str, spec: AttentionSpec) -> list[type[AttentionBackend]]:
+    """The backends that `name` admits for `spec`, best first, at least one; nothing is compiled.
 
     Raises ConfigError for an unknown name or a spec that is not covered.
     """
-    if name == "auto":
-        return _first_capable(spec)
-    if name not in BACKENDS:
+    if name != "auto" and name not in BACKENDS:
         raise ConfigError(f"attention_backend must be one of {['auto', *BACKENDS]}, got {name!r}")
-    objection = BACKENDS[name].objection(spec)
-    if objection is not None:
-        raise ConfigError(f"attention backend {name!r}: {objection}")
-    return BACKENDS[name]
-
-
-def _first_capable(spec: AttentionSpec) -> type[AttentionBackend]:
-    objections = []
-    for name, backend in BACKENDS.items():
-        objection = backend.objection(spec)
+    fitting, objections = [], []
+    for candidate in BACKENDS if name == "auto" else (name,):
+        objection = BACKENDS[candidate].objection(spec)
         if objection is None:
-            return backend
-        objections.append(f"{name}: {objection}")
-    raise ConfigError(f"attention_backend 'auto': none fits ({'; '.join(objections)})")
+            fitting.append(BACKENDS[candidate])
+        else:
+            objections.append(f"{candidate}: {objection}")
+    if not fitting:
+        raise ConfigError(f"attention_backend {name!r}: none fits ({'; '.join(objections)})")
+    return fitting

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torch.nn import functional
 
+from workers.layers.fused import FusedOps
 from workers.layers.linear import Linear
 
 
@@ -16,7 +16,6 @@ class GatedMLP:
         self._gate_up = gate_up
         self._down = down
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, ops: FusedOps) -> torch.Tensor:
         """x: [tokens, hidden] -> [tokens, hidden]."""
-        gate, up = self._gate_up(x).chunk(2, dim=-1)
-        return self._down(functional.silu(gate).mul_(up))
+        return self._down(ops.silu_mul(self._gate_up(x)))

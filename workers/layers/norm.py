@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torch.nn import functional
+
+from workers.layers.fused import FusedOps
 
 
 class RMSNorm:
@@ -13,8 +14,11 @@ class RMSNorm:
         """weight: [hidden]."""
         self._weight = weight
         self._eps = eps
-        self._shape = (weight.shape[0],)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, ops: FusedOps) -> torch.Tensor:
         """x: [rows, hidden] -> the same shape and dtype."""
-        return functional.rms_norm(x, self._shape, self._weight, self._eps)
+        return ops.rms_norm(x, self._weight, self._eps)
+
+    def after_adding(self, x: torch.Tensor, residual: torch.Tensor, ops: FusedOps) -> torch.Tensor:
+        """Add x to `residual` in place; the norm of the sum. [rows, hidden] each."""
+        return ops.add_rms_norm(x, residual, self._weight, self._eps)

@@ -15,7 +15,7 @@ from workers.checkpoint.modelconfig import ModelConfig
 from workers.layers.linear import Linear, PackedLinear, make_linear
 from workers.layers.mlp import GatedMLP
 from workers.layers.norm import RMSNorm
-from workers.layers.rotary import Rotary, RotaryAngles, rotate
+from workers.layers.rotary import Rotary, RotaryAngles
 from workers.models.base import Batch, LoadProgress
 
 _EMBEDDING = "model.embed_tokens.weight"
@@ -43,25 +43,30 @@ class LlamaLayer:
         mlp: GatedMLP,
     ) -> None:
         """norms: before attention, before the MLP. qkv: hidden -> [query | key | value] heads."""
-        self._heads = config.num_heads
-        self._kv_heads = config.num_kv_heads
         self._head_dim = config.head_dim
         self._attention_norm, self._mlp_norm = norms
         self._qkv = qkv
         self._attention_out = attention_out
         self._mlp = mlp
 
-    def __call__(self, hidden: torch.Tensor, step: _Step, cache: LayerCache) -> torch.Tensor:
-        """hidden: [T, hidden] -> the same shape."""
-        hidden = hidden + self._attend(self._attention_norm(hidden), step, cache)
-        return hidden + self._mlp(self._mlp_norm(hidden))
+    def __call__(
+        self, hidden: torch.Tensor, update: torch.Tensor | None, step: _Step, cache: LayerCache
+    ) -> torch.Tensor:
+        """Change the residual stream `hidden`, [T, hidden], in place and return the update that
+        the next norm is to add to it: adding and normalising are one pass. update: the last
+        layer's, None in the first."""
+        ops = step.attention.ops
+        if update is None:
+            normed = self._attention_norm(hidden, ops)
+        else:
+            normed = self._attention_norm.after_adding(update, hidden, ops)
+        attended = self._attend(normed, step, cache)
+        return self._mlp(self._mlp_norm.after_adding(attended, hidden, ops), ops)
 
     def _attend(self, x: torch.Tensor, step: _Step, cache: LayerCache) -> torch.Tensor:
-        rotated = self._heads + self._kv_heads
-        heads = self._qkv(x).view(len(x), rotated + self._kv_heads, self._head_dim)
-        query_key = rotate(heads[:, :rotated], step.angles)
-        step.attention.write_kv(query_key[:, self._heads :], heads[:, rotated:], cache)
-        step.attention.run(query_key[:, : self._heads], cache, step.attended)
+        heads = self._qkv(x).view(len(x), -1, self._head_dim)
+        query = step.attention.rotate_and_write(heads, step.angles, cache)
+        step.attention.run(query, cache, step.attended)
         return self._attention_out(step.attended.flatten(1))
 
 
@@ -92,16 +97,20 @@ class Llama:
         config = self._config
         hidden = functional.embedding(batch.token_ids, self._embedding)
         step = _Step(
-            self._rotary.angles(batch.positions, hidden.dtype),
+            self._rotary.angles(batch.positions, attention.angle_dtype()),
             attention,
             hidden.new_empty(len(hidden), config.num_heads, config.head_dim),
         )
+        update = None
         for layer, cache in zip(self._layers, caches, strict=True):
-            hidden = layer(hidden, step, cache)
+            update = layer(hidden, update, step, cache)
         if not len(batch.logits_index):
             return hidden.new_empty(0, config.vocab_size)
         sampled = hidden.index_select(0, batch.logits_index)
-        return self._head(self._final_norm(sampled))
+        if update is None:
+            raise RuntimeError("a model without layers")
+        update = update.index_select(0, batch.logits_index)
+        return self._head(self._final_norm.after_adding(update, sampled, attention.ops))
 
 
 def expected_tensors(config: ModelConfig, found: Set[str]) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional
 
 from workers.checkpoint.modelconfig import RopeScaling
+from workers.layers.fused import TorchOps
 from workers.layers.linear import DenseLinear, PackedLinear, make_linear
 from workers.layers.mlp import GatedMLP
 from workers.layers.norm import RMSNorm
@@ -50,7 +51,12 @@ def test_rms_norm_by_its_formula():
     x, weight = random(5, 64), random(64)
     rms = (x.double().pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
     expected = x.double() / rms * weight.double()
-    torch.testing.assert_close(RMSNorm(weight, 1e-5)(x).double(), expected, atol=1e-6, rtol=1e-6)
+    norm, ops = RMSNorm(weight, 1e-5), TorchOps()
+    torch.testing.assert_close(norm(x, ops).double(), expected, atol=1e-6, rtol=1e-6)
+    residual, update = x * 0.25, x * 0.75
+    after = norm.after_adding(update, residual, ops)
+    torch.testing.assert_close(after.double(), expected, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(residual, x)
 
 
 def test_gated_mlp_by_its_formula():
@@ -58,7 +64,7 @@ def test_gated_mlp_by_its_formula():
     x = random(5, 64)
     mlp = GatedMLP(DenseLinear(torch.cat([gate, up])), DenseLinear(down))
     expected = (functional.silu(x @ gate.T) * (x @ up.T)) @ down.T
-    torch.testing.assert_close(mlp(x), expected)
+    torch.testing.assert_close(mlp(x, TorchOps()), expected)
 
 
 def test_rotation_is_that_of_complex_numbers():

@@ -1,0 +1,163 @@
+"""The compiled library as typed calls. Structures and signatures mirror kernels.cpp."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
+from typing import Any
+
+import torch
+
+from workers.native.build import BuildError, build, find_compiler
+from workers.native.levels import Level, usable_levels
+
+logger = logging.getLogger(__name__)
+
+_SUFFIX = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+DTYPES = frozenset(_SUFFIX)
+
+
+class StepView(ctypes.Structure):
+    """Step of paging.cpp. table_stride: elements from row to row of the block table."""
+
+    _fields_ = [  # ctypes reads it as it is
+        ("block_table", c_void_p),
+        ("cu_seqlens_q", c_void_p),
+        ("seqused_k", c_void_p),
+        ("table_stride", c_int32),
+        ("num_seqs", c_int32),
+        ("num_decodes", c_int32),
+    ]
+
+
+class HeadShape(ctypes.Structure):
+    """Shape of paging.cpp."""
+
+    _fields_ = [
+        ("num_heads", c_int32),
+        ("num_kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("block_size", c_int32),
+        ("scale", c_float),
+    ]
+
+
+_SIGNATURES: dict[str, list[Any]] = {
+    # step, shape, query, query_stride, keys, values, out
+    "attend": [
+        POINTER(StepView),
+        POINTER(HeadShape),
+        c_void_p,
+        c_int64,
+        c_void_p,
+        c_void_p,
+        c_void_p,
+    ],
+    # shape, key, value, key_stride, value_stride, slots, tokens, keys, values
+    "write_kv": [
+        POINTER(HeadShape),
+        c_void_p,
+        c_void_p,
+        c_int64,
+        c_int64,
+        c_void_p,
+        c_int32,
+        c_void_p,
+        c_void_p,
+    ],
+    # shape, heads, cos, sin, slots, tokens, query, keys, values
+    "rotate_and_write": [
+        POINTER(HeadShape),
+        c_void_p,
+        c_void_p,
+        c_void_p,
+        c_void_p,
+        c_int32,
+        c_void_p,
+        c_void_p,
+        c_void_p,
+    ],
+    # x, residual, weight, eps, rows, width, sum, out
+    "rms_norm": [
+        c_void_p,
+        c_void_p,
+        c_void_p,
+        c_float,
+        c_int32,
+        c_int32,
+        c_void_p,
+        c_void_p,
+    ],
+    # gate_up, rows, width, out
+    "silu_mul": [c_void_p, c_int32, c_int32, c_void_p],
+}
+
+
+class Kernels:
+    """The entry points for one dtype. Pointers are `Tensor.data_ptr()` of CPU tensors."""
+
+    def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
+        def entry(name: str) -> Any:
+            function = library[f"headway_{name}_{_SUFFIX[dtype]}"]
+            function.argtypes = _SIGNATURES[name]
+            function.restype = None
+            return function
+
+        self.dtype = dtype
+        self.attend = entry("attend")
+        self.write_kv = entry("write_kv")
+        self.rotate_and_write = entry("rotate_and_write")
+        self.rms_norm = entry("rms_norm")
+        self.silu_mul = entry("silu_mul")
+
+
+def load_kernels(dtype: torch.dtype) -> Kernels:
+    """The kernels at the best level that can be built and run here; built on first use.
+
+    Raises BuildError when there is none; the reason is logged once.
+    """
+    return Kernels(_library(tuple(usable_levels())), dtype)
+
+
+def unavailable() -> str | None:
+    """Why nothing can be built here, or None; cheap, because it builds nothing itself."""
+    if find_compiler() is None:
+        try:
+            load_kernels(torch.float32)
+        except BuildError as error:
+            return str(error)
+    return None
+
+
+@functools.cache
+def _outcome(levels: tuple[Level, ...]) -> ctypes.CDLL | BuildError:
+    """The library, or why there is none: a failed build is not tried again, nor told again."""
+    failure = BuildError("this CPU has none of the levels")
+    for level in levels:
+        try:
+            return _load(level)
+        except BuildError as error:
+            failure = error
+            logger.debug("level %s: %s", level.name, error)
+    logger.warning("native CPU kernels are not available, torch's operators serve: %s", failure)
+    return failure
+
+
+def _library(levels: tuple[Level, ...]) -> ctypes.CDLL:
+    outcome = _outcome(levels)
+    if isinstance(outcome, BuildError):
+        raise outcome
+    return outcome
+
+
+def _load(level: Level) -> ctypes.CDLL:
+    path = build(level)
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise BuildError(f"{path} does not load: {error}") from error
+    if library.headway_prepare() != 0:
+        raise BuildError(f"the system does not permit level {level.name}")
+    return library

@@ -1,0 +1,136 @@
+// Attention of several query tokens of one sequence (FlashAttention; Dao et al., 2022): keys in
+// tiles, a running maximum per row, scores never in memory as a whole. A row is a query token
+// with one of the heads that share a KV head, so that sharing makes the products larger.
+
+namespace headway {
+
+// Rows whose results stay in the second-level cache while the keys stream by.
+constexpr int kMaxRows = 512;
+
+// State of up to kMaxRows rows (or one token's, if it has more), rounded up to whole blocks.
+template <typename Tiles>
+struct ChunkState {
+  typedef typename Tiles::Query Query;
+  std::vector<Query> queries;
+  std::vector<float> acc, peak;
+  std::vector<Floats> sum;
+
+  void reset(int rows, int query_stride, int head_dim) {
+    const int padded = (rows + kBlock - 1) / kBlock * kBlock;
+    queries.assign(size_t(padded) * query_stride, Query{});
+    acc.assign(size_t(padded) * head_dim, 0.0f);
+    peak.assign(padded, kMinusInfinity);
+    sum.assign(padded, Floats{});
+  }
+};
+
+// One chunk against one KV head. T: element of the cache.
+template <typename T>
+struct ChunkCall {
+  Shape shape;
+  const int32_t* blocks;
+  const T* keys;    // at the KV head
+  const T* values;  // at the KV head
+  const T* query;   // at the first query head of the group and the first token
+  T* out;           // likewise
+  int64_t query_stride, out_stride;
+  int context;  // keys before the first token
+};
+
+// Scores of row r -> probabilities, masked beyond `visible` keys of the tile.
+template <typename Probability>
+inline void softmax_row(const float* scores, int visible, float scale, float& peak, Floats& sum,
+                        int head_dim, float* acc, Probability* out) {
+  Floats x[kTile / kLanes];
+  for (int v = 0; v < kTile / kLanes; ++v) x[v] = load(scores + v * kLanes) * scale;
+  if (visible < kTile) {
+    Ints lane;
+    for (int i = 0; i < kLanes; ++i) lane[i] = i;
+    for (int v = 0; v < kTile / kLanes; ++v)
+      x[v] = lane + v * kLanes < visible ? x[v] : splat(kMinusInfinity);
+  }
+  Floats top = x[0];
+  for (int v = 1; v < kTile / kLanes; ++v) top = larger(x[v], top);
+  const float best = lane_max(top), before = peak;
+  if (best > before) {
+    peak = best;
+    const float keep = exp2(before - best);
+    sum *= keep;
+    for (int d = 0; d < head_dim; d += kLanes) store(acc + d, load(acc + d) * keep);
+  }
+  for (int v = 0; v < kTile / kLanes; ++v) {
+    const Floats p = exp2(x[v] - peak);
+    sum += p;
+    store(out + v * kLanes, p);
+  }
+}
+
+// Tokens [first, last) of the chunk.
+template <typename T, typename Tiles>
+void chunk_rows(const ChunkCall<T>& call, int first, int last, Tiles& tiles,
+                ChunkState<Tiles>& state) {
+  const Shape& shape = call.shape;
+  const int group = shape.group(), head_dim = shape.head_dim, stride = tiles.query_stride();
+  const int rows = (last - first) * group;
+  state.reset(rows, stride, head_dim);
+  for (int r = 0; r < rows; ++r)
+    tiles.copy_query(call.query + (first + r / group) * call.query_stride + r % group * head_dim,
+                     &state.queries[size_t(r) * stride]);
+  alignas(64) float scores[kBlock * kTile];
+  alignas(64) typename Tiles::Probability probabilities[kBlock * kTile];
+  int64_t offsets[kTile];
+  const int keys = call.context + last;
+  for (int begin = 0; begin < keys; begin += kTile) {
+    const int here = keys - begin < kTile ? keys - begin : kTile;
+    tile_offsets(shape, call.blocks, begin, here, offsets);
+    tiles.pack_keys(call.keys, offsets, here);
+    tiles.pack_values(call.values, offsets, here);
+    // The first token that sees any key of this tile.
+    const int token = begin - call.context > first ? begin - call.context : first;
+    const int from = (token - first) * group / kBlock * kBlock;
+    for (int block = from; block < rows; block += kBlock) {
+      float* acc = &state.acc[size_t(block) * head_dim];
+      tiles.scores(&state.queries[size_t(block) * stride], scores);
+      for (int r = 0; r < kBlock; ++r) {
+        // Rows that only fill the block see what the last row sees.
+        const int row = block + r < rows ? block + r : rows - 1;
+        const int visible = call.context + first + row / group + 1 - begin;
+        softmax_row(scores + r * kTile, visible, shape.scale_log2(), state.peak[block + r],
+                    state.sum[block + r], head_dim, acc + r * head_dim,
+                    probabilities + r * kTile);
+      }
+      tiles.accumulate(probabilities, acc);
+    }
+  }
+  for (int r = 0; r < rows; ++r) {
+    T* to = call.out + (first + r / group) * call.out_stride + r % group * head_dim;
+    const float inverse = 1.0f / lane_sum(state.sum[r]);
+    for (int d = 0; d < head_dim; d += kLanes)
+      store(to + d, load(&state.acc[size_t(r) * head_dim + d]) * inverse);
+  }
+}
+
+// query, out: [count][heads][head_dim] with the given strides between tokens.
+template <typename T, typename Tiles>
+void chunk_sequence(const Shape& shape, const int32_t* blocks, int count, int length,
+                    const T* query, int64_t query_stride, const T* keys, const T* values, T* out,
+                    Tiles& tiles, ChunkState<Tiles>& state) {
+  const int group = shape.group();
+  const int step = kMaxRows / group > 0 ? kMaxRows / group : 1;
+  for (int kv = 0; kv < shape.num_kv_heads; ++kv) {
+    const int64_t at = int64_t(kv) * shape.head_dim;
+    const ChunkCall<T> call = {shape,
+                               blocks,
+                               keys + at,
+                               values + at,
+                               query + at * group,
+                               out + at * group,
+                               query_stride,
+                               int64_t(shape.num_heads) * shape.head_dim,
+                               length - count};
+    for (int first = 0; first < count; first += step)
+      chunk_rows(call, first, first + step < count ? first + step : count, tiles, state);
+  }
+}
+
+}  // namespace headway

@@ -1,0 +1,213 @@
+// Attention of one query token per sequence, reading the pages where they are: one pass over K
+// and V with a running maximum (online softmax; Milakov and Gimelshein, 2018), fp32 throughout.
+
+namespace headway {
+
+// Query heads that share a pass over a KV head's tile.
+constexpr int kGroupBlock = 4;
+
+// Partial dot products of `rows` keys with GB queries, not yet summed over lanes.
+// parts: [GB][kLanes keys][kLanes].
+template <int GB, typename T>
+inline void partial_dots(const T* keys, const int64_t* offsets, int rows, const float* query,
+                         int head_dim, float* parts) {
+  for (int j = 0; j < rows; ++j) {
+    const T* key = keys + offsets[j];
+    Floats sum[GB] = {};
+    for (int d = 0; d < head_dim; d += kLanes) {
+      const Floats k = load(key + d);
+      for (int g = 0; g < GB; ++g) sum[g] += k * load(query + g * head_dim + d);
+    }
+    for (int g = 0; g < GB; ++g) store(parts + (g * kLanes + j) * kLanes, sum[g]);
+  }
+}
+
+#if defined(__AVX512BF16__)
+// The same on pairs of bf16; head sizes are multiples of 16, so half a vector may remain.
+template <int GB>
+inline void partial_dots_bf16(const Bf16* keys, const int64_t* offsets, int rows,
+                              const Bf16* query, int head_dim, float* parts) {
+  constexpr int kPairs = 2 * kLanes;
+  const int whole = head_dim / kPairs * kPairs;
+  const __mmask32 rest = whole == head_dim ? 0 : 0xffff;
+  for (int j = 0; j < rows; ++j) {
+    const Bf16* key = keys + offsets[j];
+    __m512 sum[GB];
+    for (int g = 0; g < GB; ++g) sum[g] = _mm512_setzero_ps();
+    for (int d = 0; d < whole; d += kPairs) {
+      const __m512bh k = (__m512bh)_mm512_loadu_si512(key + d);
+      for (int g = 0; g < GB; ++g) {
+        const __m512bh q = (__m512bh)_mm512_loadu_si512(query + g * head_dim + d);
+        sum[g] = _mm512_dpbf16_ps(sum[g], q, k);
+      }
+    }
+    if (rest) {
+      const __m512bh k = (__m512bh)_mm512_maskz_loadu_epi16(rest, key + whole);
+      for (int g = 0; g < GB; ++g) {
+        const Bf16* from = query + g * head_dim + whole;
+        const __m512bh q = (__m512bh)_mm512_maskz_loadu_epi16(rest, from);
+        sum[g] = _mm512_dpbf16_ps(sum[g], q, k);
+      }
+    }
+    for (int g = 0; g < GB; ++g) _mm512_storeu_ps(parts + (g * kLanes + j) * kLanes, sum[g]);
+  }
+}
+#endif
+
+// Queries of one sequence in the form that the dot products want.
+template <typename T>
+struct Queries;
+
+template <>
+struct Queries<float> {
+  const float* heads;
+
+  Queries(const float* query, int) : heads(query) {}
+
+  template <int GB>
+  void dots(const float* keys, const int64_t* offsets, int rows, int head, int head_dim,
+            float* parts) const {
+    partial_dots<GB>(keys, offsets, rows, heads + head * head_dim, head_dim, parts);
+  }
+};
+
+template <>
+struct Queries<Bf16> {
+#if defined(__AVX512BF16__)
+  const Bf16* heads;
+
+  Queries(const Bf16* query, int) : heads(query) {}
+
+  template <int GB>
+  void dots(const Bf16* keys, const int64_t* offsets, int rows, int head, int head_dim,
+            float* parts) const {
+    partial_dots_bf16<GB>(keys, offsets, rows, heads + head * head_dim, head_dim, parts);
+  }
+#else
+  std::vector<float> heads;
+
+  Queries(const Bf16* query, int elements) : heads(elements) {
+    for (int i = 0; i < elements; i += kLanes) store(&heads[i], load(query + i));
+  }
+
+  template <int GB>
+  void dots(const Bf16* keys, const int64_t* offsets, int rows, int head, int head_dim,
+            float* parts) const {
+    partial_dots<GB>(keys, offsets, rows, heads.data() + head * head_dim, head_dim, parts);
+  }
+#endif
+};
+
+// acc[GB][head_dim] = acc * keep + probabilities . values, over NV vectors of the head at a time.
+template <int GB, int NV, typename T>
+inline void add_values(const T* values, const int64_t* offsets, int rows,
+                       const float (*probabilities)[kTile], const float* keep, int head_dim,
+                       float* acc) {
+  Floats sum[GB][NV];
+  for (int g = 0; g < GB; ++g)
+    for (int v = 0; v < NV; ++v) sum[g][v] = load(acc + g * head_dim + v * kLanes) * keep[g];
+  for (int j = 0; j < rows; ++j) {
+    const T* value = values + offsets[j];
+    for (int v = 0; v < NV; ++v) {
+      const Floats x = load(value + v * kLanes);
+      for (int g = 0; g < GB; ++g) sum[g][v] += x * probabilities[g][j];
+    }
+  }
+  for (int g = 0; g < GB; ++g)
+    for (int v = 0; v < NV; ++v) store(acc + g * head_dim + v * kLanes, sum[g][v]);
+}
+
+// Running state of all heads of one sequence. sum: per lane, added up at the end.
+struct DecodeState {
+  std::vector<float> peak, acc;
+  std::vector<Floats> sum;
+
+  DecodeState(int heads, int head_dim)
+      : peak(heads, kMinusInfinity), acc(size_t(heads) * head_dim, 0.0f), sum(heads, Floats{}) {}
+};
+
+// Scores -> probabilities against the running maximum. Returns what earlier results keep.
+inline float softmax_tile(float* scores, float scale, float& peak, Floats& sum) {
+  Floats top = load(scores);
+  for (int j = kLanes; j < kTile; j += kLanes) top = larger(load(scores + j), top);
+  // A negative scale would turn the order round; spec.scale is positive.
+  const float best = lane_max(top) * scale;
+  const float before = peak;
+  peak = best > before ? best : before;
+  const float keep = peak == before ? 1.0f : exp2(before - peak);
+  Floats total = sum * keep;
+  for (int j = 0; j < kTile; j += kLanes) {
+    const Floats p = exp2(load(scores + j) * scale - peak);
+    store(scores + j, p);
+    total += p;
+  }
+  sum = total;
+  return keep;
+}
+
+template <int GB, typename T>
+void decode_heads(const Shape& shape, const Queries<T>& queries, int head, const T* keys,
+                  const T* values, const int64_t* offsets, int rows, DecodeState& state) {
+  alignas(64) float parts[GB * kLanes * kLanes];
+  alignas(64) float scores[GB][kTile];
+  for (int j = 0; j < kTile; j += kLanes) {
+    const int here = rows - j < kLanes ? rows - j : kLanes;
+    if (here < kLanes) {
+      // The tail of a sequence: what no key stands for must not win the maximum.
+      for (int g = 0; g < GB; ++g)
+        for (int i = j; i < j + kLanes; ++i) scores[g][i] = kMinusInfinity;
+      if (here <= 0) continue;
+      std::memset(parts, 0, sizeof(parts));
+    }
+    queries.template dots<GB>(keys, offsets + j, here, head, shape.head_dim, parts);
+    for (int g = 0; g < GB; ++g) {
+      const Floats sums = row_sums(parts + g * kLanes * kLanes);
+      std::memcpy(&scores[g][j], &sums, here * sizeof(float));
+    }
+  }
+  float keep[GB];
+  for (int g = 0; g < GB; ++g)
+    keep[g] = softmax_tile(scores[g], shape.scale_log2(), state.peak[head + g], state.sum[head + g]);
+  float* acc = &state.acc[size_t(head) * shape.head_dim];
+  int d = 0;
+  for (; d + 4 * kLanes <= shape.head_dim; d += 4 * kLanes)
+    add_values<GB, 4>(values + d, offsets, rows, scores, keep, shape.head_dim, acc + d);
+  for (; d < shape.head_dim; d += kLanes)
+    add_values<GB, 1>(values + d, offsets, rows, scores, keep, shape.head_dim, acc + d);
+}
+
+// query, out: [heads, head_dim] of one token.
+template <typename T>
+void decode_sequence(const Shape& shape, const int32_t* blocks, int length, const T* query,
+                     const T* keys, const T* values, T* out) {
+  const int group = shape.group(), head_dim = shape.head_dim;
+  DecodeState state(shape.num_heads, head_dim);
+  const Queries<T> queries(query, shape.num_heads * head_dim);
+  int64_t offsets[kTile];
+  for (int begin = 0; begin < length; begin += kTile) {
+    const int rows = length - begin < kTile ? length - begin : kTile;
+    tile_offsets(shape, blocks, begin, rows, offsets);
+    for (int kv = 0; kv < shape.num_kv_heads; ++kv) {
+      const T* k = keys + int64_t(kv) * head_dim;
+      const T* v = values + int64_t(kv) * head_dim;
+      for (int g = 0; g < group;) {
+        const int head = kv * group + g, left = group - g;
+        switch (left < kGroupBlock ? left : kGroupBlock) {
+          case 1: decode_heads<1>(shape, queries, head, k, v, offsets, rows, state); g += 1; break;
+          case 2: decode_heads<2>(shape, queries, head, k, v, offsets, rows, state); g += 2; break;
+          case 3: decode_heads<3>(shape, queries, head, k, v, offsets, rows, state); g += 3; break;
+          default: decode_heads<4>(shape, queries, head, k, v, offsets, rows, state); g += 4;
+        }
+      }
+    }
+  }
+  for (int head = 0; head < shape.num_heads; ++head) {
+    const float inverse = 1.0f / lane_sum(state.sum[head]);
+    for (int d = 0; d < head_dim; d += kLanes) {
+      const int64_t at = int64_t(head) * head_dim + d;
+      store(out + at, load(&state.acc[at]) * inverse);
+    }
+  }
+}
+
+}  // namespace headway

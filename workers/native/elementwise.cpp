@@ -1,0 +1,125 @@
+// Passes over rows that torch would make in several operators: one read, one write each.
+// Everything is computed in fp32 and rounded once.
+
+namespace headway {
+
+inline int whole(int n) { return n / kLanes * kLanes; }
+
+inline float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
+
+// e^-x by 2^y, with y held below the overflow: sigmoid is 0 there anyway.
+inline Floats sigmoid(Floats x) {
+  Floats y = x * -1.44269504f;
+  const Floats most = splat(126.0f);
+  y = y > most ? most : y;
+  return 1.0f / (1.0f + exp2(y));
+}
+
+inline void store(float* to, float x) { *to = x; }
+inline void store(Bf16* to, float x) {
+  alignas(64) Bf16 rounded[kLanes];
+  store(rounded, splat(x));
+  *to = rounded[0];
+}
+
+// out = x / rms(x) * weight; with `residual`, x = x + residual first, which is kept in `sum`.
+template <typename T>
+void rms_norm(const T* x, const T* residual, const T* weight, float eps, int rows, int width,
+              T* sum, T* out) {
+  const int vectors = whole(width);
+  for (int r = 0; r < rows; ++r) {
+    const int64_t at = int64_t(r) * width;
+    const T* from = x + at;
+    Floats squares = Floats{};
+    float square = 0.0f;
+    if (residual) {
+      // The norm is taken of the sum as it is kept, so that it does not matter who adds.
+      for (int i = 0; i < vectors; i += kLanes) store(sum + at + i, load(from + i) + load(residual + at + i));
+      for (int i = vectors; i < width; ++i)
+        store(sum + at + i, to_float(from[i]) + to_float(residual[at + i]));
+      from = sum + at;
+    }
+    for (int i = 0; i < vectors; i += kLanes) squares += load(from + i) * load(from + i);
+    for (int i = vectors; i < width; ++i) square += to_float(from[i]) * to_float(from[i]);
+    square += lane_sum(squares);
+    const float scale = 1.0f / std::sqrt(square / float(width) + eps);
+    for (int i = 0; i < vectors; i += kLanes)
+      store(out + at + i, load(from + i) * scale * load(weight + i));
+    for (int i = vectors; i < width; ++i)
+      store(out + at + i, to_float(from[i]) * scale * to_float(weight[i]));
+  }
+}
+
+// gate_up: [rows][gate | up] -> out: [rows][width], silu(gate) * up.
+template <typename T>
+void silu_mul(const T* gate_up, int rows, int width, T* out) {
+  const int vectors = whole(width);
+  for (int r = 0; r < rows; ++r) {
+    const T* gate = gate_up + int64_t(r) * 2 * width;
+    const T* up = gate + width;
+    T* to = out + int64_t(r) * width;
+    for (int i = 0; i < vectors; i += kLanes) {
+      const Floats g = load(gate + i);
+      store(to + i, g * sigmoid(g) * load(up + i));
+    }
+    for (int i = vectors; i < width; ++i) {
+      const float g = to_float(gate[i]);
+      store(to + i, g * sigmoid(g) * to_float(up[i]));
+    }
+  }
+}
+
+// Rotate the pairs (i, i + half) of one head. cos, sin: [half]
+template <typename T>
+inline void rotate(const T* head, const float* cos, const float* sin, int half, T* out) {
+  const int vectors = whole(half);
+  for (int i = 0; i < vectors; i += kLanes) {
+    const Floats a = load(head + i), b = load(head + half + i);
+    const Floats c = load(cos + i), s = load(sin + i);
+    store(out + i, a * c - b * s);
+    store(out + half + i, b * c + a * s);
+  }
+  for (int i = vectors; i < half; ++i) {
+    const float a = to_float(head[i]), b = to_float(head[half + i]);
+    store(out + i, a * cos[i] - b * sin[i]);
+    store(out + half + i, b * cos[i] + a * sin[i]);
+  }
+}
+
+// heads: [tokens][query | key | value heads][head_dim] -> query: [tokens][query heads][head_dim],
+// and keys and values into the cache at `slots` (-1: nowhere). angles: [tokens][head_dim / 2].
+template <typename T>
+void rotate_and_write(const Shape& shape, const T* heads, const float* cos, const float* sin,
+                      const int32_t* slots, int tokens, T* query, T* keys, T* values) {
+  const int head_dim = shape.head_dim, half = head_dim / 2;
+  const int64_t stride = int64_t(shape.num_heads + 2 * shape.num_kv_heads) * head_dim;
+  for (int t = 0; t < tokens; ++t) {
+    const T* from = heads + t * stride;
+    const float* c = cos + int64_t(t) * half;
+    const float* s = sin + int64_t(t) * half;
+    T* to = query + int64_t(t) * shape.num_heads * head_dim;
+    for (int h = 0; h < shape.num_heads; ++h)
+      rotate(from + h * head_dim, c, s, half, to + h * head_dim);
+    if (slots[t] < 0) continue;
+    const T* key = from + shape.num_heads * head_dim;
+    const int64_t slot = int64_t(slots[t]) * shape.row();
+    for (int h = 0; h < shape.num_kv_heads; ++h)
+      rotate(key + h * head_dim, c, s, half, keys + slot + h * head_dim);
+    std::memcpy(values + slot, key + shape.row(), shape.row() * sizeof(T));
+  }
+}
+
+// key, value: [tokens][kv heads][head_dim] with the given strides between tokens.
+template <typename T>
+void write_kv(const Shape& shape, const T* key, const T* value, int64_t key_stride,
+              int64_t value_stride, const int32_t* slots, int tokens, T* keys, T* values) {
+  const size_t bytes = shape.row() * sizeof(T);
+  for (int t = 0; t < tokens; ++t) {
+    if (slots[t] < 0) continue;
+    const int64_t slot = int64_t(slots[t]) * shape.row();
+    std::memcpy(keys + slot, key + t * key_stride, bytes);
+    std::memcpy(values + slot, value + t * value_stride, bytes);
+  }
+}
+
+}  // namespace headway

@@ -1,0 +1,106 @@
+// The library's entry points; see bindings.py, which declares the same signatures. The one file
+// that is compiled: the others are parts of it.
+
+#include <cmath>
+#include <vector>
+
+// clang-format off
+#include "simd.cpp"
+#include "paging.cpp"
+#include "decode.cpp"
+#include "tiles.cpp"
+#include "chunk.cpp"
+#include "elementwise.cpp"
+// clang-format on
+
+#if defined(__AMX_BF16__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace headway {
+
+#if defined(__AMX_BF16__)
+template <typename T>
+struct TilesFor {
+  typedef FloatTiles<T> type;
+};
+template <>
+struct TilesFor<Bf16> {
+  typedef AmxTiles type;
+};
+#else
+template <typename T>
+struct TilesFor {
+  typedef FloatTiles<T> type;
+};
+#endif
+
+// query: [tokens][heads][head_dim] with query_stride between tokens; out: the same, contiguous.
+template <typename T>
+void attend(const Step& step, const Shape& shape, const T* query, int64_t query_stride,
+            const T* keys, const T* values, T* out) {
+  typedef typename TilesFor<T>::type Tiles;
+  const int64_t out_stride = int64_t(shape.num_heads) * shape.head_dim;
+  for (int s = 0; s < step.num_decodes; ++s) {
+    const int64_t token = step.cu_seqlens_q[s];
+    decode_sequence(shape, step.block_table + int64_t(s) * step.table_stride, step.seqused_k[s],
+                    query + token * query_stride, keys, values, out + token * out_stride);
+  }
+  if (step.num_decodes == step.num_seqs) return;
+  Tiles tiles(shape.head_dim);
+  static thread_local ChunkState<Tiles> state;
+  for (int s = step.num_decodes; s < step.num_seqs; ++s) {
+    const int64_t token = step.cu_seqlens_q[s];
+    chunk_sequence(shape, step.block_table + int64_t(s) * step.table_stride,
+                   step.cu_seqlens_q[s + 1] - int(token), step.seqused_k[s],
+                   query + token * query_stride, query_stride, keys, values,
+                   out + token * out_stride, tiles, state);
+  }
+}
+
+}  // namespace headway
+
+using headway::Bf16;
+using headway::Shape;
+using headway::Step;
+
+extern "C" {
+
+// 0 when the library can run here; the matrix unit has to be asked for once per process.
+int headway_prepare() {
+#if defined(__AMX_BF16__)
+  const int kRequestPermission = 0x1023, kTileData = 18;
+  return int(syscall(SYS_arch_prctl, kRequestPermission, kTileData));
+#else
+  return 0;
+#endif
+}
+
+#define HEADWAY_ENTRY_POINTS(T, suffix)                                                          \
+  void headway_attend_##suffix(const Step* step, const Shape* shape, const T* query,             \
+                               int64_t query_stride, const T* keys, const T* values, T* out) {   \
+    headway::attend(*step, *shape, query, query_stride, keys, values, out);                      \
+  }                                                                                              \
+  void headway_write_kv_##suffix(const Shape* shape, const T* key, const T* value,               \
+                                 int64_t key_stride, int64_t value_stride, const int32_t* slots, \
+                                 int32_t tokens, T* keys, T* values) {                           \
+    headway::write_kv(*shape, key, value, key_stride, value_stride, slots, tokens, keys,         \
+                      values);                                                                   \
+  }                                                                                              \
+  void headway_rotate_and_write_##suffix(const Shape* shape, const T* heads, const float* cos,   \
+                                         const float* sin, const int32_t* slots, int32_t tokens, \
+                                         T* query, T* keys, T* values) {                         \
+    headway::rotate_and_write(*shape, heads, cos, sin, slots, tokens, query, keys, values);      \
+  }                                                                                              \
+  void headway_rms_norm_##suffix(const T* x, const T* residual, const T* weight, float eps,      \
+                                 int32_t rows, int32_t width, T* sum, T* out) {                  \
+    headway::rms_norm(x, residual, weight, eps, rows, width, sum, out);                          \
+  }                                                                                              \
+  void headway_silu_mul_##suffix(const T* gate_up, int32_t rows, int32_t width, T* out) {        \
+    headway::silu_mul(gate_up, rows, width, out);                                                \
+  }
+
+HEADWAY_ENTRY_POINTS(float, float32)
+HEADWAY_ENTRY_POINTS(Bf16, bfloat16)
+}

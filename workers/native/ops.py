@@ -1,0 +1,39 @@
+"""The fused element-wise passes on the compiled kernels."""
+
+from __future__ import annotations
+
+import torch
+
+from workers.native.bindings import Kernels
+
+
+class NativeOps:
+    """FusedOps for contiguous CPU tensors of the kernels' dtype; see there for the shapes."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        out = torch.empty_like(x)
+        rows, width = x.shape
+        self._kernels.rms_norm(
+            x.data_ptr(), None, weight.data_ptr(), eps, rows, width, None, out.data_ptr()
+        )
+        return out
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        out = torch.empty_like(x)
+        rows, width = x.shape
+        kept = residual.data_ptr()
+        self._kernels.rms_norm(
+            x.data_ptr(), kept, weight.data_ptr(), eps, rows, width, kept, out.data_ptr()
+        )
+        return out
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+        out = gate_up.new_empty(rows, width)
+        self._kernels.silu_mul(gate_up.data_ptr(), rows, width, out.data_ptr())
+        return out

@@ -1,0 +1,47 @@
+// What a step and its cache look like to the kernels. Mirrored by structures in bindings.py.
+
+namespace headway {
+
+// Keys per tile: what is held in registers, scores and the first-level cache at once.
+constexpr int kTile = 64;
+constexpr int kMaxHeadDim = 256;
+static_assert(kTile % kLanes == 0, "tiles are whole vectors");
+
+// Views of one step; see StepMeta. Strides count elements, of the query from token to token.
+struct Step {
+  const int32_t* block_table;
+  const int32_t* cu_seqlens_q;
+  const int32_t* seqused_k;
+  int32_t table_stride;
+  int32_t num_seqs;
+  int32_t num_decodes;
+};
+
+struct Shape {
+  int32_t num_heads;
+  int32_t num_kv_heads;
+  int32_t head_dim;
+  int32_t block_size;
+  float scale;
+
+  int group() const { return num_heads / num_kv_heads; }
+  int64_t row() const { return int64_t(num_kv_heads) * head_dim; }
+  // Softmax in base 2: the factor goes into the scale.
+  float scale_log2() const { return scale * 1.44269504f; }
+};
+
+// Where positions [begin, begin + count) of a sequence start in the cache, in elements.
+// Positions beyond are left alone: they are never read.
+inline void tile_offsets(const Shape& shape, const int32_t* blocks, int begin, int count,
+                         int64_t* offsets) {
+  int page = begin / shape.block_size, within = begin % shape.block_size;
+  for (int j = 0; j < count; ++j) {
+    offsets[j] = (int64_t(blocks[page]) * shape.block_size + within) * shape.row();
+    if (++within == shape.block_size) {
+      within = 0;
+      ++page;
+    }
+  }
+}
+
+}  // namespace headway
