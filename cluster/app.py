@@ -27,7 +27,7 @@ def build_engine(
     # Only here: routers and the driver do without torch.
     from workers.executor import LocalExecutor
 
-    executor = LocalExecutor(settings.worker, progress)
+    executor = LocalExecutor(settings.worker, progress, settings.policies.host_blocks)
     options = EngineOptions(
         engine_id=engine_id,
         secret=settings.secret,
@@ -35,6 +35,8 @@ def build_engine(
         max_num_batched_tokens=settings.worker.max_num_batched_tokens,
         max_num_seqs=settings.worker.max_num_seqs,
         watermark=settings.watermark,
+        policies=settings.policies,
+        step_log_folder=settings.step_log_folder,
     )
     return EngineService(executor, options)
 

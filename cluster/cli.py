@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from cluster.commands import chat, generate, pull, serve, status, version
+from cluster.commands import chat, generate, plan, pull, replay, serve, simulate, status, version
 from cluster.core.errors import ConfigError, HeadwayError, InvalidRequest, ModelError
 
 EXIT_BAD_INPUT = 2
@@ -19,7 +19,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="headway", description="Distributed serving of large language models."
     )
     subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in (serve, pull, generate, chat, status, version):
+    for command in (serve, pull, generate, chat, status, simulate, plan, replay, version):
         command.add_parser(subparsers)
     return parser
 

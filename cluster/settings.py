@@ -6,14 +6,17 @@ from dataclasses import dataclass
 
 from cluster.core.config import WorkerConfig, check_watermark
 from cluster.core.errors import ConfigError
+from cluster.core.policies import PolicyChoice
 from cluster.gateway.config import GatewayConfig
+from cluster.hop.service import DEFAULT_POLICIES
 
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
     """worker: per engine. gateway: per router. secret: shared by routers and engines.
     engines, routers: how many of each. gpus_per_engine: 0 serves on CPU. hop_host: interface on
-    which engines take in routers; None is the node's address, as Ray knows it.
+    which engines take in routers; None is the node's address, as Ray knows it. policies: of each
+    engine's scheduler. step_log_folder: see EngineOptions.
     """
 
     worker: WorkerConfig
@@ -24,11 +27,18 @@ class ServeSettings:
     gpus_per_engine: int = 0
     watermark: float = 0.02
     hop_host: str | None = None
+    policies: PolicyChoice = DEFAULT_POLICIES
+    step_log_folder: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("engines", "routers"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         check_watermark(self.watermark)
+        self.policies.build(
+            batch_size=self.worker.max_num_seqs,
+            block_size=self.worker.block_size,
+            max_tokens=self.worker.max_num_batched_tokens,
+        )
         if not self.secret:
             raise ConfigError("secret must not be empty")

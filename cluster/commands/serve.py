@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster import preflight
+from cluster.commands.policy_options import add_policy_options, policy_choice
 from cluster.core.config import WorkerConfig
 from cluster.core.errors import ConfigError
 from cluster.gateway.config import DEFAULT_ADDRESS, GatewayConfig, TlsFiles
@@ -40,6 +41,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--engines", type=int, default=1, help="engines behind the router")
     parser.set_defaults(run=run)
     _add_engine_options(parser)
+    add_policy_options(parser)
     _add_gateway_options(parser)
 
 
@@ -74,6 +76,11 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--watermark", type=float, default=0.02, help="share of blocks kept free")
     group.add_argument("--max-model-len", type=int, default=None, help="default: the model's")
+    group.add_argument(
+        "--step-log",
+        metavar="FOLDER",
+        help="write every scheduling decision for `headway replay` (contains prompts as token ids)",
+    )
     group.add_argument("--threads", type=int, default=1, help="CPU threads per engine")
 
 
@@ -97,6 +104,7 @@ def run(args: argparse.Namespace) -> int:
     model = _model_folder(args.model, say)
     preflight.check_memory(sum(f.stat().st_size for f in model.glob("*.safetensors")))
     settings = _settings(args, model, gateway)
+    _check_worker(settings)
     stop = _stop_signal()
     with LocalCluster(settings, say) as cluster:
         cluster.deploy()
@@ -114,17 +122,23 @@ def _gateway(args: argparse.Namespace) -> GatewayConfig:
 
 
 def _model_folder(given: str | None, say: Any) -> Path:
-    """The folder to serve, checked from its headers before anything is started."""
+    """The folder to serve."""
     if given is not None:
         folder = Path(given).expanduser().resolve()
     else:
         from workers.pull import default_cache_dir, pull_default
 
         folder = pull_default(default_cache_dir(), StageLines(say, "model: "))
-    from workers.models.registry import open_checkpoint
-
-    open_checkpoint(str(folder)).close()
     return folder
+
+
+def _check_worker(settings: ServeSettings) -> None:
+    """What a worker or a router would refuse is refused before anything is started."""
+    from cluster.text.tokenizer import Tokenizer
+    from workers.executor import check_config
+
+    check_config(settings.worker, settings.policies.host_blocks)
+    Tokenizer.from_folder(settings.worker.model)
 
 
 def _settings(args: argparse.Namespace, model: Path, gateway: GatewayConfig) -> ServeSettings:
@@ -151,6 +165,8 @@ def _settings(args: argparse.Namespace, model: Path, gateway: GatewayConfig) -> 
         engines=args.engines,
         gpus_per_engine=gpus,
         hop_host="127.0.0.1",
+        policies=policy_choice(args),
+        step_log_folder=args.step_log,
         watermark=args.watermark,
     )
 

@@ -240,8 +240,8 @@ def describe(args: argparse.Namespace, experiment: Experiment) -> dict[str, str]
     setup = experiment.setup
     return {
         "workload": args.workload,
-        "policy": str(setup.policies["batching"]),
-        "budget": str(setup.budget),
+        "policy": setup.policies.batching,
+        "budget": "itl" if setup.policies.budget == "itl" else str(setup.budget),
         "max_num_seqs": str(setup.max_num_seqs),
         "kv_tokens": str(setup.kv_tokens),
         "engines": str(experiment.engines),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -13,6 +14,7 @@ from cluster.core.batching.dynamic import DynamicBatching
 from cluster.core.batching.fused import FusedPrompts
 from cluster.core.batching.static import StaticBatching
 from cluster.core.budget import Budget
+from cluster.core.config import SchedulerConfig
 from cluster.core.controller import ItlController
 from cluster.core.errors import ConfigError
 from cluster.core.kvspace import PrefixPolicy
@@ -23,7 +25,7 @@ from cluster.core.queues.fair import FairQueue
 from cluster.core.queues.fcfs import FcfsQueue
 from cluster.core.queues.keyed import DeadlineQueue, PriorityQueue
 from cluster.core.reserve import EstimatedPeak, KnownTokens, OnDemand, Reservation, WholeLife
-from cluster.core.scheduler import Policies
+from cluster.core.scheduler import Policies, Scheduler
 from cluster.core.victims import (
     CheapestRecompute,
     LastAdmitted,
@@ -49,10 +51,11 @@ DEFAULT_SWAP_COSTS = SwapCosts(prefill_tokens_per_s=10_000.0, copy_blocks_per_s=
 class PolicyChoice:
     """The policies of one engine, by name, and their numbers.
 
-    max_queue_delay_s: how long dynamic waits for a batch to fill. aging_s: seconds of waiting that
-    count as one level of priority. default_ttft_objective_s: deadline of requests that name none.
-    fair_quantum: tokens per tenant and turn. host_blocks, swap_costs: for swap. itl_objective_s:
-    the gap between two tokens that the itl budget holds at its 99th percentile.
+    max_queue_delay_s, max_batch_wait_s: how long dynamic and static wait for a batch to fill.
+    aging_s: seconds of waiting that count as one level of priority. default_ttft_objective_s:
+    deadline of requests that name none. fair_quantum: tokens per tenant and turn. host_blocks,
+    swap_costs: for swap. itl_objective_s: the gap between two tokens that the itl budget holds at
+    its 99th percentile.
     """
 
     batching: str = "chunked"
@@ -63,6 +66,7 @@ class PolicyChoice:
     prefix_cache: str = "off"
     budget: str = "fixed"
     max_queue_delay_s: float = 0.05
+    max_batch_wait_s: float = math.inf
     aging_s: float = 30.0
     default_ttft_objective_s: float = 1.0
     fair_quantum: int = 512
@@ -108,7 +112,7 @@ class PolicyChoice:
 
     def _batching(self, batch_size: int) -> BatchingPolicy:
         makers: dict[str, Callable[[], BatchingPolicy]] = {
-            "static": lambda: StaticBatching(batch_size),
+            "static": lambda: StaticBatching(batch_size, self.max_batch_wait_s),
             "dynamic": lambda: DynamicBatching(batch_size, self.max_queue_delay_s),
             "continuous": PrefillFirst,
             "fused": FusedPrompts,
@@ -159,6 +163,16 @@ _VICTIMS: dict[str, Callable[[], VictimPolicy]] = {
     "least-computed": LeastComputed,
     "cheapest-recompute": CheapestRecompute,
 }
+
+
+def make_scheduler(config: SchedulerConfig, choice: PolicyChoice) -> Scheduler:
+    """A scheduler with the policies of `choice`. Raises ConfigError (see PolicyChoice.build)."""
+    policies = choice.build(
+        batch_size=config.max_num_seqs,
+        block_size=config.block_size,
+        max_tokens=config.max_num_batched_tokens,
+    )
+    return Scheduler(config, policies)
 
 
 def make_policies(

@@ -75,6 +75,7 @@ class EngineCore:
         self._keys: dict[SequenceId, StreamKey] = {}
         self._sequences: dict[SequenceId, Sequence] = {}
         self._rate = RateMeter()
+        self._books_checked = False
 
     # -- commands ------------------------------------------------------------------------------
 
@@ -113,10 +114,14 @@ class EngineCore:
     # -- steps ---------------------------------------------------------------------------------
 
     def begin_step(self, now: float) -> StepPlan | None:
-        """The next plan; None when there is nothing to run. Checks the books when idle."""
+        """The next plan; None when there is nothing to run. Each time the engine falls idle, the
+        books are checked."""
         plan = self.scheduler.plan(now)
-        if plan is None and len(self.scheduler) == 0:
+        if plan is not None:
+            self._books_checked = False
+        elif len(self.scheduler) == 0 and not self._books_checked:
             check_idle(self.scheduler)
+            self._books_checked = True
         return plan
 
     @property

@@ -5,15 +5,22 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
 
 from cluster.core.config import SchedulerConfig
-from cluster.core.scheduler import Scheduler
+from cluster.core.errors import ConfigError
+from cluster.core.policies import PolicyChoice, make_scheduler
 from cluster.engine.core import EngineCore
 from cluster.engine.executor import Executor
 from cluster.engine.loop import EngineLoop
+from cluster.engine.steplog import RecordingCore
 from cluster.hop.server import EngineIdentity, HopServer
 
 logger = logging.getLogger(__name__)
+
+
+DEFAULT_POLICIES = PolicyChoice()
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +29,7 @@ class EngineOptions:
 
     secret: shared by the cluster. host: interface on which routers reach this engine.
     stall_s: with work present and no step done for this long, the engine counts as dead.
+    step_log_folder: where to write a step log (engine.steplog); None writes none.
     """
 
     engine_id: str
@@ -32,7 +40,9 @@ class EngineOptions:
     max_num_seqs: int = 32
     watermark: float = 0.02
     max_preemptions: int = 4
+    policies: PolicyChoice = DEFAULT_POLICIES
     stall_s: float = 60.0
+    step_log_folder: str | None = None
 
 
 class EngineService:
@@ -52,7 +62,7 @@ class EngineService:
         self.epoch = time.time_ns() // 1_000_000
         self.port = 0
         self._options = options
-        self._dead = False
+        self._step_log: IO[bytes] | None = None
         self._server = HopServer(
             EngineIdentity(
                 engine_id=options.engine_id,
@@ -62,9 +72,20 @@ class EngineService:
                 max_sequence_len=config.max_sequence_len,
             )
         )
-        self.loop = EngineLoop(
-            EngineCore(Scheduler(config)), executor, self._server.publish, self._on_death
-        )
+        self.loop = EngineLoop(self._core(config), executor, self._server.publish, self._on_death)
+
+    def _core(self, config: SchedulerConfig) -> EngineCore:
+        policies, folder = self._options.policies, self._options.step_log_folder
+        if folder is None:
+            return EngineCore(make_scheduler(config, policies))
+        path = Path(folder) / f"{self._options.engine_id}-{self.epoch}.steplog"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._step_log = path.open("wb")
+        except OSError as error:
+            raise ConfigError(f"step log {path}: {error.strerror}") from error
+        logger.warning("the step log %s will contain prompts and outputs as token ids", path)
+        return RecordingCore(policies, config, self._step_log)
 
     async def start(self) -> int:
         """Returns the port on which routers are taken in."""
@@ -75,6 +96,8 @@ class EngineService:
     async def stop(self, reason: str) -> None:
         await self._server.stop(reason)
         self.loop.stop()
+        if self._step_log is not None:
+            self._step_log.close()
 
     def health_problem(self) -> str | None:
         """Why this engine should be replaced; None when it is well."""

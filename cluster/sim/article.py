@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from cluster.core.policies import PolicyChoice
 from cluster.sim.experiment import EngineSetup, Experiment, Machine
 from cluster.sim.metrics import Summary
 from cluster.sim.workload import article_workload
@@ -79,7 +80,7 @@ def article_experiment(
         budget=budget if policy == "chunked" else WHOLE_PROMPTS,
         max_num_seqs=max_num_seqs,
         kv_tokens=machine.kv_tokens(),
-        policies={"batching": POLICIES[policy]},
+        policies=PolicyChoice(batching=POLICIES[policy]),
     )
     return Experiment(setup, machine.cost(), article_workload(seed))
 

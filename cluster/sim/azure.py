@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from cluster.core.policies import PolicyChoice
 from cluster.sim.experiment import EngineSetup, Experiment, Machine
 from cluster.sim.metrics import Summary
 from cluster.sim.traces import TraceOptions, find_trace, read_trace
@@ -49,7 +50,7 @@ def azure_experiment(case: AzureCase) -> Experiment:
         budget=512 if case.policy == "chunked" else WHOLE_PROMPTS,
         max_num_seqs=MAX_NUM_SEQS,
         kv_tokens=KV_TOKENS,
-        policies={"batching": case.policy},
+        policies=PolicyChoice(batching=case.policy),
     )
     options = TraceOptions(rate_scale=case.rate_scale, limit=REQUESTS)
     return Experiment(setup, machine.cost(), read_trace(find_trace(case.trace), options))

@@ -9,7 +9,7 @@ from typing import Any
 
 from cluster.core.config import SchedulerConfig
 from cluster.core.errors import ConfigError
-from cluster.core.policies import make_policies
+from cluster.core.policies import PolicyChoice
 from cluster.engine.core import EngineCore
 from cluster.sim.coast import CoastingCore, CoastingScheduler
 from cluster.sim.costs.base import StepCost
@@ -59,7 +59,7 @@ class Machine:
 class EngineSetup:
     """One engine's configuration; every engine of an experiment has the same.
 
-    kv_tokens: size of the KV pool. policies: keyword arguments of core.policies.make_policies.
+    budget: tokens per step, or the most that a learning budget gives. kv_tokens: size of the pool.
     """
 
     budget: int
@@ -68,14 +68,14 @@ class EngineSetup:
     block_size: int = 16
     watermark: float = 0.02
     max_model_len: int = 1 << 17
-    policies: dict[str, Any] = field(default_factory=lambda: {"batching": "chunked"})
+    policies: PolicyChoice = field(default_factory=PolicyChoice)
 
     def config(self) -> SchedulerConfig:
         if self.kv_tokens < self.block_size:
             raise ConfigError(
                 f"kv_tokens must hold a block of {self.block_size} tokens, got {self.kv_tokens}"
             )
-        batching = self.policies.get("batching", "chunked")
+        batching = self.policies.batching
         if batching != "chunked" and self.budget < self.block_size:
             raise ConfigError(
                 f"budget must be at least block_size ({self.block_size}) with policy {batching}, "
@@ -91,12 +91,9 @@ class EngineSetup:
         )
 
     def scheduler(self) -> CoastingScheduler:
-        options = {"batch_size": self.max_num_seqs, **self.policies}
-        try:
-            policies = make_policies(**options)
-        except TypeError as error:
-            # An option that no policy has, or a value of another kind than it takes.
-            raise ConfigError(f"policies: {error}") from None
+        policies = self.policies.build(
+            batch_size=self.max_num_seqs, block_size=self.block_size, max_tokens=self.budget
+        )
         return CoastingScheduler(self.config(), policies)
 
 
@@ -152,8 +149,13 @@ class Experiment:
         return summary
 
 
-SWEEPABLE: dict[str, type] = {
-    "budget": int,
+ITL_BUDGET = "itl"
+"""The budget that learns step times and holds an ITL objective (core.controller)."""
+LEARNED_MAX_TOKENS = 8192
+"""The most that it may give."""
+
+SWEEPABLE: dict[str, Callable[[str], Any]] = {
+    "budget": lambda text: parse_budget(text),
     "max_num_seqs": int,
     "kv_tokens": int,
     "block_size": int,
@@ -164,18 +166,35 @@ SWEEPABLE: dict[str, type] = {
 }
 
 
+def with_budget(setup: EngineSetup, budget: int | str) -> EngineSetup:
+    """budget: tokens per step, or ITL_BUDGET for the one that learns."""
+    if budget == ITL_BUDGET:
+        return replace(
+            setup, budget=LEARNED_MAX_TOKENS, policies=replace(setup.policies, budget=ITL_BUDGET)
+        )
+    return replace(setup, budget=budget, policies=replace(setup.policies, budget="fixed"))
+
+
+def parse_budget(text: str) -> int | str:
+    """A number of tokens, or "itl". Raises ValueError."""
+    return ITL_BUDGET if text.strip().lower() == ITL_BUDGET else int(text)
+
+
 def vary(experiment: Experiment, name: str, value: Any) -> Experiment:
     """The experiment with one thing changed; names are those of SWEEPABLE."""
     if name == "engines":
         return replace(experiment, engines=value)
+    setup = experiment.setup
     if name == "policy":
-        policies = {**experiment.setup.policies, "batching": value}
-        return replace(experiment, setup=replace(experiment.setup, policies=policies))
+        policies = replace(setup.policies, batching=value)
+        return replace(experiment, setup=replace(setup, policies=policies))
+    if name == "budget":
+        return replace(experiment, setup=with_budget(setup, value))
     if name == "rate":
         if not isinstance(experiment.workload, Synthetic):
             raise ConfigError("rate is a synthetic workload's; a trace has --rate-scale")
         return replace(experiment, workload=replace(experiment.workload, rate=value))
-    return replace(experiment, setup=replace(experiment.setup, **{name: value}))
+    return replace(experiment, setup=replace(setup, **{name: value}))
 
 
 def parse_sweep(text: str) -> tuple[str, list[Any]]:
@@ -190,7 +209,7 @@ def parse_sweep(text: str) -> tuple[str, list[Any]]:
         try:
             parsed.append(kind(value.strip()))
         except ValueError:
-            raise ConfigError(f"--sweep {name}: {value.strip()!r} is no {kind.__name__}") from None
+            raise ConfigError(f"--sweep {name}: {value.strip()!r} is not a value for it") from None
         if kind is float and not math.isfinite(parsed[-1]):
             raise ConfigError(f"--sweep {name}: {value.strip()!r} is not finite")
     return name, parsed

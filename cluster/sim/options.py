@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cluster.core.policies import PolicyChoice
     from cluster.sim.costs.base import StepCost
     from cluster.sim.engine import Slowdown
     from cluster.sim.experiment import EngineSetup, Experiment, Machine
@@ -62,19 +63,25 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="static, dynamic, continuous, fused (orca) or chunked (default: %(default)s)",
     )
-    group.add_argument("--queue", metavar="NAME", help="order of those who wait")
-    group.add_argument("--victims", metavar="NAME", help="who gives way when blocks run out")
-    group.add_argument("--reservation", metavar="NAME", help="blocks taken at admission")
+    group.add_argument("--queue", metavar="NAME", help="fcfs, priority, deadline or fair")
     group.add_argument(
-        "--with",
-        dest="policy_options",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="any other option of the policies; repeatable",
+        "--victims",
+        metavar="NAME",
+        help="last-admitted, lowest-priority, least-computed or cheapest-recompute",
     )
-    group.add_argument("--max-queue-delay", metavar="TIME", help="of dynamic (default: 50ms)")
-    group.add_argument("--budget", type=int, metavar="TOKENS", help="tokens per step")
+    group.add_argument(
+        "--reservation", metavar="NAME", help="on-demand, prompt, worst-case or estimated-peak"
+    )
+    group.add_argument("--preemption", metavar="NAME", help="recompute or swap")
+    group.add_argument("--prefix-cache", metavar="NAME", help="off or on")
+    group.add_argument("--host-blocks", type=int, metavar="N", help="host memory for swap")
+    group.add_argument("--max-queue-delay", type=float, metavar="MS", help="of dynamic (50)")
+    group.add_argument(
+        "--budget",
+        metavar="TOKENS|itl",
+        help="tokens per step, or itl: as many as --itl-objective allows",
+    )
+    group.add_argument("--itl-objective", type=float, metavar="MS", help="of --budget itl (25)")
     group.add_argument("--max-num-seqs", type=int, default=256, metavar="N")
     group.add_argument("--kv-tokens", type=int, metavar="N", help="pool (default: what fits)")
     group.add_argument("--block-size", type=int, default=16, metavar="TOKENS")
@@ -154,24 +161,13 @@ def expected_requests(workload: object) -> int | None:
 
 
 def _setup(args: argparse.Namespace, machine: Machine) -> EngineSetup:
-    from cluster.sim.experiment import EngineSetup
-    from cluster.sim.quantities import parse_seconds
+    from cluster.core.errors import ConfigError
+    from cluster.sim.experiment import EngineSetup, parse_budget, with_budget
 
-    batching = POLICY_NAMES.get(args.policy, args.policy)
-    policies: dict[str, Any] = {"batching": batching}
-    for option in ("queue", "victims", "reservation"):
-        if (value := getattr(args, option)) is not None:
-            policies[option] = value
-    for text in args.policy_options:
-        name, value = _policy_option(text)
-        policies[name] = value
-    if args.max_queue_delay is not None:
-        policies["max_queue_delay_s"] = parse_seconds(args.max_queue_delay)
-    budget = args.budget
-    if budget is None:
-        budget = DEFAULT_BUDGET if batching == "chunked" else WHOLE_PROMPTS
-    return EngineSetup(
-        budget=budget,
+    policies = _policies(args, machine)
+    whole_prompts = policies.batching != "chunked"
+    setup = EngineSetup(
+        budget=WHOLE_PROMPTS if whole_prompts else DEFAULT_BUDGET,
         max_num_seqs=args.max_num_seqs,
         kv_tokens=machine.kv_tokens() if args.kv_tokens is None else args.kv_tokens,
         block_size=args.block_size,
@@ -179,21 +175,36 @@ def _setup(args: argparse.Namespace, machine: Machine) -> EngineSetup:
         max_model_len=args.max_model_len,
         policies=policies,
     )
+    if args.budget is None:
+        return setup
+    try:
+        return with_budget(setup, parse_budget(args.budget))
+    except ValueError:
+        raise ConfigError(f"--budget takes tokens or itl, got {args.budget!r}") from None
 
 
-def _policy_option(text: str) -> tuple[str, Any]:
-    """ "name=value", the value as the number that it looks like, else as text."""
-    from cluster.core.errors import ConfigError
+def _policies(args: argparse.Namespace, machine: Machine) -> PolicyChoice:
+    """Options that were not given keep the scheduler's own defaults."""
+    from cluster.core.policies import PolicyChoice
+    from cluster.core.preemption import SwapCosts
+    from cluster.sim.costs.base import StepSize
 
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise ConfigError(f"--with takes NAME=VALUE, got {text!r}")
-    for kind in (int, float):
-        try:
-            return name.replace("-", "_"), kind(value)
-        except ValueError:
-            continue
-    return name.replace("-", "_"), value
+    chosen: dict[str, Any] = {"batching": POLICY_NAMES.get(args.policy, args.policy)}
+    for name in ("queue", "victims", "reservation", "preemption", "prefix_cache", "host_blocks"):
+        if (value := getattr(args, name)) is not None:
+            chosen[name] = value
+    if args.max_queue_delay is not None:
+        chosen["max_queue_delay_s"] = args.max_queue_delay / 1e3
+    if args.itl_objective is not None:
+        chosen["itl_objective_s"] = args.itl_objective / 1e3
+    if args.preemption == "swap" and args.block_size >= 1:
+        prompt = StepSize(1024, 1024, 1024 * 1025)
+        block_bytes = machine.model.kv_bytes_per_token * args.block_size
+        chosen["swap_costs"] = SwapCosts(
+            prefill_tokens_per_s=prompt.tokens / machine.cost().of_size(prompt),
+            copy_blocks_per_s=machine.hardware.host_link / block_bytes,
+        )
+    return PolicyChoice(**chosen)
 
 
 def _slowdown(text: str | None) -> Slowdown | None:

@@ -6,9 +6,10 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cluster.core.plan import StepPlan
+from cluster.core.policies import PolicyChoice
 from cluster.core.sampling import SamplingParams
 from cluster.hop.link import LinkSettings
 from cluster.hop.service import EngineOptions, EngineService
@@ -39,6 +40,8 @@ class Engine:
     name: str
     num_blocks: int = 64
     step_s: float = 0.001
+    policies: PolicyChoice = field(default_factory=PolicyChoice)
+    step_log_folder: str | None = None
 
     async def start(self, port: int = 0) -> tuple[str, int]:
         self.executor = PacedExecutor(self.step_s, num_blocks=self.num_blocks, block_size=4)
@@ -48,6 +51,8 @@ class Engine:
             port=port,
             max_num_batched_tokens=32,
             max_num_seqs=16,
+            policies=self.policies,
+            step_log_folder=self.step_log_folder,
         )
         self.service = EngineService(self.executor, options)
         self.loop = self.service.loop

@@ -8,6 +8,7 @@ import socket
 import pytest
 
 from cluster.core.errors import InvalidRequest, Overloaded, SlowReader, Unavailable
+from cluster.core.policies import BATCHING, PolicyChoice
 from cluster.hop import codec
 from cluster.hop.messages import Goodbye, Hello, Submit
 from cluster.router.dispatcher import DispatcherSettings
@@ -52,6 +53,21 @@ def test_preempted_streams_are_exact():
             assert outputs == [expected(r) for r in requests]
             assert engine.loop.load.preemptions > 0
             assert sum(s.timing.preemptions for s in streams) == engine.loop.load.preemptions
+            await settled(engine)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("batching", BATCHING)
+def test_every_batching_policy_serves_for_real(batching):
+    async def scenario():
+        choice = PolicyChoice(batching, max_queue_delay_s=0.02, max_batch_wait_s=0.05)
+        engine = Engine("a", num_blocks=120, policies=choice)
+        async with fleet(engine) as dispatcher:
+            requests = [request(n, max_tokens=1 + n * 7 % 50) for n in range(40)]
+            streams = [await dispatcher.open(r) for r in requests]
+            outputs = await asyncio.gather(*(read_all(s) for s in streams))
+            assert outputs == [expected(r) for r in requests]
             await settled(engine)
 
     run(scenario())

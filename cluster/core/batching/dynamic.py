@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from cluster.core.batching.static import StaticBatching
-from cluster.core.draft import StepDraft
 from cluster.core.errors import ConfigError
 
 
@@ -16,15 +15,4 @@ class DynamicBatching(StaticBatching):
     def __init__(self, batch_size: int, max_queue_delay_s: float) -> None:
         if not 0.0 <= max_queue_delay_s <= 3600.0:
             raise ConfigError(f"max_queue_delay_s must be in [0, 3600], got {max_queue_delay_s!r}")
-        super().__init__(batch_size)
-        self._max_queue_delay_s = max_queue_delay_s
-
-    def _may_start(self, draft: StepDraft) -> bool:
-        due_s = draft.queued.oldest_arrival_s + self._max_queue_delay_s
-        if draft.queued.count and draft.now >= due_s:
-            return True
-        return super()._may_start(draft)
-
-    def _wait(self, draft: StepDraft) -> None:
-        super()._wait(draft)
-        draft.wake_s = draft.queued.oldest_arrival_s + self._max_queue_delay_s
+        super().__init__(batch_size, max_queue_delay_s)
