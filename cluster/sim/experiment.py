@@ -168,7 +168,7 @@ SWEEPABLE: dict[str, Callable[[str], Any]] = {
 
 def with_budget(setup: EngineSetup, budget: int | str) -> EngineSetup:
     """budget: tokens per step, or ITL_BUDGET for the one that learns."""
-    if budget == ITL_BUDGET:
+    if isinstance(budget, str):
         return replace(
             setup, budget=LEARNED_MAX_TOKENS, policies=replace(setup.policies, budget=ITL_BUDGET)
         )

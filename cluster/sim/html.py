@@ -87,6 +87,7 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
         ("goodput req/s", f"{s.goodput_rps:.3f}"),
         ("preemptions", f"{s.preemptions}"),
         ("recompute %", f"{s.recompute_percent:.2f}"),
+        ("prefix hits %", f"{s.prefix_hit_percent:.2f}"),
         ("utilisation %", f"{s.utilisation_percent:.1f}"),
         ("steps", f"{s.steps}"),
     ]

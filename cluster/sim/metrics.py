@@ -7,7 +7,7 @@ the gaps between tokens (ITL) are pooled over all requests, and the longest one 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
 from cluster.core.errors import ConfigError
@@ -203,6 +203,7 @@ class Summary:
 
     goodput_rps: requests per second that met every objective. recompute_percent: positions
     computed again, of all positions computed. utilisation_percent: engines' time spent in steps.
+    prefix_hit_percent: positions found in the prefix cache, of those found or computed.
     """
 
     requests: int
@@ -225,7 +226,8 @@ class Summary:
     recompute_percent: float
     utilisation_percent: float
     steps: int
-    queue_mean_ms: float = field(default=0.0)
+    queue_mean_ms: float
+    prefix_hit_percent: float
 
 
 @dataclass(slots=True)
@@ -235,6 +237,7 @@ class EngineTotals:
     engines: int = 0
     steps: int = 0
     computed_tokens: int = 0
+    prefix_hit_tokens: int = 0
     busy_s: float = 0.0
 
 
@@ -267,6 +270,9 @@ def summarise(meter: Meter, engines: EngineTotals) -> Summary:
         recompute_percent=_percent(totals.recomputed_tokens, engines.computed_tokens),
         utilisation_percent=_percent(engines.busy_s, engines.engines * duration_s),
         steps=engines.steps,
+        prefix_hit_percent=_percent(
+            engines.prefix_hit_tokens, engines.prefix_hit_tokens + engines.computed_tokens
+        ),
         queue_mean_ms=1e3 * totals.queue_s / totals.finished if totals.finished else 0.0,
     )
 

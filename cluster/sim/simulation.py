@@ -164,6 +164,7 @@ class Simulation:
             counters = engine.core.scheduler.counters
             totals.steps += counters.steps
             totals.computed_tokens += counters.computed_tokens
+            totals.prefix_hit_tokens += counters.prefix_hit_tokens
             totals.busy_s += engine.busy_s
         return totals
 

@@ -8,6 +8,7 @@ import random
 import pytest
 
 from cluster.core.invariants import check_idle, check_scheduler
+from cluster.core.policies import PolicyChoice
 from cluster.sim.article import POLICIES, article_experiment
 from cluster.sim.coast import CoastingScheduler
 from cluster.sim.engine import Slowdown
@@ -45,7 +46,7 @@ def test_random_setups(seed):
         kv_tokens=rng.choice([2_000, 6_000, 100_000]),
         block_size=rng.choice([1, 16]),
         watermark=rng.choice([0.0, 0.02]),
-        policies={"batching": rng.choice(["chunked", "continuous", "fused"])},
+        policies=PolicyChoice(batching=rng.choice(["chunked", "continuous", "fused"])),
     )
     workload = Synthetic(
         80, rng.choice([4.0, 40.0]), Lengths(300), Lengths(90), rng.choice([0.0, 1.0, 4.0]), seed
@@ -62,7 +63,7 @@ def test_random_setups(seed):
 
 
 def test_a_small_pool_preempts_in_both():
-    setup = EngineSetup(512, 32, kv_tokens=3_000, policies={"batching": "chunked"})
+    setup = EngineSetup(512, 32, kv_tokens=3_000)
     workload = [SimRequest(0.0, 200, 400) for _ in range(8)]
     experiment = Experiment(setup, COST, workload)
     assert experiment.run().preemptions > 0

@@ -83,6 +83,26 @@ def test_profiled_costs(capsys):
     assert json.loads(capsys.readouterr().out)["summary"]["requests"] == 30
 
 
+def test_prefix_cache_and_swap_on_a_trace_with_shared_prefixes(capsys):
+    argv = ("simulate", "--workload", "mooncake", "--spread", "--requests", "40", "--json")
+    swap = ("--preemption", "swap", "--host-blocks", "2000", "--kv-tokens", "60000")
+    found = {}
+    for options in ((), ("--prefix-cache", "on"), swap):
+        assert run(*argv, *options) == 0
+        found[options] = json.loads(capsys.readouterr().out)["summary"]
+    assert found[()]["prefix_hit_percent"] == 0
+    assert found["--prefix-cache", "on"]["prefix_hit_percent"] > 1
+    assert found["--prefix-cache", "on"]["ttft_p50_ms"] < found[()]["ttft_p50_ms"]
+    assert found[swap]["requests"] + found[swap]["refused"] == 40
+
+
+def test_a_learned_budget_holds_its_objective(capsys):
+    argv = ("simulate", "--requests", "400", "--rate", "10", "--budget", "itl", "--json")
+    assert run(*argv, "--itl-objective", "20", "--slow-down", "1.43@20s") == 0
+    summary = json.loads(capsys.readouterr().out)["summary"]
+    assert summary["itl_p99_ms"] < 20 * 1.05
+
+
 def test_skipped_rows_are_counted(tmp_path, capsys):
     trace = tmp_path / "t.jsonl"
     good = json.dumps({"timestamp": 0, "input_length": 9, "output_length": 2})
@@ -118,8 +138,13 @@ BAD = [
     (("--kv-tokens", "100"), "none of the 20 requests fits: .* sequences of 96 tokens"),
     (("--kv-tokens", "-5"), "kv_tokens must hold a block"),
     (("--policy", "magic"), "unknown batching policy 'magic'"),
-    (("--with", "colour=red"), "colour"),
-    (("--with", "colour"), "NAME=VALUE"),
+    (("--queue", "lifo"), "unknown queue 'lifo'"),
+    (("--victims", "me"), "unknown victim policy 'me'"),
+    (("--reservation", "none"), "unknown reservation 'none'"),
+    (("--preemption", "swap"), "host_blocks must be at least 1"),
+    (("--budget", "itl", "--policy", "static"), "cannot hold an objective"),
+    (("--budget", "some"), "--budget takes"),
+    (("--itl-objective", "nan", "--budget", "itl"), "itl_objective_s must be"),
     (("--rate", "nan"), "rate must be between"),
     (("--rate", "-1"), "rate must be between"),
     (("--requests", "0"), "requests must be between"),
@@ -134,14 +159,14 @@ BAD = [
     (("--workload", "nowhere"), "no trace 'nowhere'"),
     (("--workload", "azure-conv", "--rate-scale", "nan"), "rate_scale must be above 0"),
     (("--slo", "ttft=-1s"), "not a time above 0"),
-    (("--max-queue-delay", "soon"), "not a time above 0"),
+    (("--max-queue-delay", "nan", "--policy", "dynamic"), "max_queue_delay_s must be"),
     (("--slow-down", "2"), "not a time"),
     (("--slow-down", "nan@1s"), "FACTOR@TIME"),
     (("--cost", "nowhere.csv"), "no table"),
     (("--cost", "profiled"), "was measured with --model llama-2-7b"),
     (("--sweep", "budget"), "--sweep takes"),
     (("--sweep", "mood=1"), "--sweep takes"),
-    (("--sweep", "budget=1,x"), "'x' is no int"),
+    (("--sweep", "budget=1,x"), "'x' is not a value"),
     (("--sweep", "budget=512,0"), "at least 1, got 0"),
     (("--html", "/nowhere/at/all.html"), "--html"),
     (("--article", "--html", "x.html"), "--html goes with"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cluster.core.plan import StepPlan
+from cluster.core.policies import PolicyChoice
 from cluster.engine.core import EngineCore, StepReport
 from cluster.sim.costs.base import StepCost
 from cluster.sim.engine import SimEngine
@@ -52,7 +53,7 @@ class PrefillSteps:
 
 
 def run(policy: str, budget: int, cost: StepCost) -> tuple[PrefillSteps, Summary]:
-    setup = EngineSetup(budget, 128, 487_823, policies={"batching": policy})
+    setup = EngineSetup(budget, 128, 487_823, policies=PolicyChoice(batching=policy))
     steps = PrefillSteps()
     users = [SimRequest(0.0, CONTEXT - DECODED, 900)] * USERS
     engine = SimEngine("engine", EngineCore(setup.scheduler()), cost)

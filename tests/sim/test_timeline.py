@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from cluster.core.policies import PolicyChoice
 from cluster.sim.costs.base import PerStep
 from cluster.sim.experiment import EngineSetup, Experiment
 from cluster.sim.metrics import Meter, Summary
@@ -16,7 +17,7 @@ SLOTS = 4
 def run(policy: str, requests: list[SimRequest]) -> tuple[dict[str, float], Summary, Meter]:
     """When each request ended, in steps. A prefill takes no time: its token is not counted."""
     setup = EngineSetup(
-        1 << 16, SLOTS, kv_tokens=1 << 16, watermark=0.0, policies={"batching": policy}
+        1 << 16, SLOTS, kv_tokens=1 << 16, watermark=0.0, policies=PolicyChoice(batching=policy)
     )
     meter = Meter(keep=True)
     summary = Experiment(setup, PerStep(1.0, 0.0), requests).run(meter=meter)
