@@ -181,6 +181,12 @@ class StepDraft:
         if missing > 0:
             self.needed += -(-missing // self._block_size)
 
+    def give_each_one(self, sequences: list[Sequence]) -> None:
+        """One position to each: what give() does, without its cost per sequence."""
+        self.shares += [(sequence, 1) for sequence in sequences]
+        self.budget -= len(sequences)
+        self.needed += sum([s.computed >= s.capacity for s in sequences])
+
     def start_next(self, at_most: int | None = None) -> bool:
         """Let the next waiting sequence in, with as much of its prompt as the budget has left.
         False when nobody may come in now. at_most: only if it has no more tokens to compute."""

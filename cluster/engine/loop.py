@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import queue
 import threading
@@ -111,6 +112,9 @@ class EngineLoop:
         return 0.0 if since is None else self._clock() - since
 
     def _run(self) -> None:
+        # What is loaded by now stays: no collection need ever look at it again.
+        gc.collect()
+        gc.freeze()
         try:
             while not self._stopping:
                 self._turn()

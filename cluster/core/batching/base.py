@@ -39,8 +39,7 @@ def give_decodes(draft: StepDraft, decodes: list[Sequence]) -> None:
     """One token each. With more decodes than budget they rotate: the longest served ago first."""
     if len(decodes) > draft.budget:
         decodes = sorted(decodes, key=lambda s: s.turn)[: draft.budget]
-    for sequence in decodes:
-        draft.give(sequence, 1)
+    draft.give_each_one(decodes)
 
 
 def give_chunks(draft: StepDraft, prefills: list[Sequence]) -> None:
