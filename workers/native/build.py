@@ -20,7 +20,17 @@ _SOURCES = Path(__file__).parent
 _MAIN = "kernels.cpp"
 _COMPILERS = ("g++", "c++", "clang++")
 # No -ffast-math: a NaN must stay one, so that a row with bad logits can be told.
-_FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-w")
+# Hidden symbols: the libraries of two levels in one process must not share their inner parts.
+_FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fvisibility=hidden",
+    "-fPIC",
+    "-shared",
+    "-w",
+)
 _TIMEOUT_S = 300.0
 _ERROR_TAIL = 600
 

@@ -65,10 +65,12 @@ using headway::Bf16;
 using headway::Shape;
 using headway::Step;
 
+#define HEADWAY_EXPORT __attribute__((visibility("default")))
+
 extern "C" {
 
 // 0 when the library can run here; the matrix unit has to be asked for once per process.
-int headway_prepare() {
+HEADWAY_EXPORT int headway_prepare() {
 #if defined(__AMX_BF16__)
   const int kRequestPermission = 0x1023, kTileData = 18;
   return int(syscall(SYS_arch_prctl, kRequestPermission, kTileData));
@@ -78,26 +80,26 @@ int headway_prepare() {
 }
 
 #define HEADWAY_ENTRY_POINTS(T, suffix)                                                          \
-  void headway_attend_##suffix(const Step* step, const Shape* shape, const T* query,             \
+  HEADWAY_EXPORT void headway_attend_##suffix(const Step* step, const Shape* shape, const T* query,             \
                                int64_t query_stride, const T* keys, const T* values, T* out) {   \
     headway::attend(*step, *shape, query, query_stride, keys, values, out);                      \
   }                                                                                              \
-  void headway_write_kv_##suffix(const Shape* shape, const T* key, const T* value,               \
+  HEADWAY_EXPORT void headway_write_kv_##suffix(const Shape* shape, const T* key, const T* value,               \
                                  int64_t key_stride, int64_t value_stride, const int32_t* slots, \
                                  int32_t tokens, T* keys, T* values) {                           \
     headway::write_kv(*shape, key, value, key_stride, value_stride, slots, tokens, keys,         \
                       values);                                                                   \
   }                                                                                              \
-  void headway_rotate_and_write_##suffix(const Shape* shape, const T* heads, const float* cos,   \
+  HEADWAY_EXPORT void headway_rotate_and_write_##suffix(const Shape* shape, const T* heads, const float* cos,   \
                                          const float* sin, const int32_t* slots, int32_t tokens, \
                                          T* query, T* keys, T* values) {                         \
     headway::rotate_and_write(*shape, heads, cos, sin, slots, tokens, query, keys, values);      \
   }                                                                                              \
-  void headway_rms_norm_##suffix(const T* x, const T* residual, const T* weight, float eps,      \
+  HEADWAY_EXPORT void headway_rms_norm_##suffix(const T* x, const T* residual, const T* weight, float eps,      \
                                  int32_t rows, int32_t width, T* sum, T* out) {                  \
     headway::rms_norm(x, residual, weight, eps, rows, width, sum, out);                          \
   }                                                                                              \
-  void headway_silu_mul_##suffix(const T* gate_up, int32_t rows, int32_t width, T* out) {        \
+  HEADWAY_EXPORT void headway_silu_mul_##suffix(const T* gate_up, int32_t rows, int32_t width, T* out) {        \
     headway::silu_mul(gate_up, rows, width, out);                                                \
   }
 

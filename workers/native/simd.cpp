@@ -53,9 +53,18 @@ inline Floats load(const float* from) {
 }
 
 inline Floats load(const Bf16* from) {
+  // Spelled out where it matters: __builtin_convertvector is split into narrow pieces.
+#if defined(__AVX512F__)
+  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from));
+  return (Floats)_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+#elif defined(__AVX2__)
+  const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)from));
+  return (Floats)_mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+#else
   Halves half;
   std::memcpy(&half, from, sizeof(half));
   return bit_cast<Floats>(__builtin_convertvector(half, Words) << 16);
+#endif
 }
 
 inline void store(float* to, Floats v) { std::memcpy(to, &v, sizeof(v)); }
@@ -64,6 +73,15 @@ inline void store(float* to, Floats v) { std::memcpy(to, &v, sizeof(v)); }
 inline void store(Bf16* to, Floats v) {
 #if defined(__AVX512BF16__)
   __m256bh half = _mm512_cvtneps_pbh((__m512)v);
+  std::memcpy(to, &half, sizeof(half));
+#elif defined(__AVX512F__)
+  const __m512i bits = _mm512_castps_si512((__m512)v);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i bias = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+  const __mmask16 nan = _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q);
+  const __m512i rounded = _mm512_mask_or_epi32(_mm512_add_epi32(bits, bias), nan, bits,
+                                               _mm512_set1_epi32(0x400000));
+  const __m256i half = _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
   std::memcpy(to, &half, sizeof(half));
 #else
   Words bits = bit_cast<Words>(v);

@@ -24,6 +24,9 @@ from workers.native.ops import NativeOps
 pytestmark = pytest.mark.skipif(build.find_compiler() is None, reason="no compiler here")
 
 SPEC = AttentionSpec(4, 2, 64, 16, 0.125, torch.float32, torch.device("cpu"))
+PREPARES = (
+    'extern "C" __attribute__((visibility("default"))) int headway_prepare() { return 0; }\n'
+)
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1.6e-2}
 
 
@@ -154,7 +157,7 @@ def test_compiler_that_fails_leaves_torch(empty_cache, monkeypatch, caplog, tmp_
 def test_library_is_built_once_and_found_again_without_a_compiler(
     empty_cache, monkeypatch, tmp_path
 ):
-    small_source(tmp_path, 'extern "C" int headway_prepare() { return 0; }', monkeypatch)
+    small_source(tmp_path, PREPARES, monkeypatch)
     path = build.build(LEVELS[-1])
     stamp = path.stat().st_mtime_ns
     assert build.build(LEVELS[-1]) == path
@@ -165,25 +168,18 @@ def test_library_is_built_once_and_found_again_without_a_compiler(
 
 
 def test_a_changed_source_is_another_library(empty_cache, monkeypatch, tmp_path):
-    small_source(tmp_path, 'extern "C" int headway_prepare() { return 0; }', monkeypatch)
+    small_source(tmp_path, PREPARES, monkeypatch)
     first = build.build(LEVELS[-1])
     build._stem.cache_clear()
-    small_source(tmp_path, 'extern "C" int headway_prepare() { return 1; }', monkeypatch)
+    small_source(tmp_path, PREPARES.replace("return 0", "return 1"), monkeypatch)
     second = build.build(LEVELS[-1])
     assert first != second
     assert ctypes.CDLL(str(second)).headway_prepare() == 1
 
 
 def test_level_that_the_system_refuses_gives_way_to_the_next(empty_cache, monkeypatch, tmp_path):
-    text = """
-    extern "C" int headway_prepare() {
-    #if defined(__AVX2__)
-      return 1;
-    #else
-      return 0;
-    #endif
-    }"""
-    small_source(tmp_path, text, monkeypatch)
+    text = "\n#if defined(__AVX2__)\nreturn 1;\n#endif\nreturn 0;"
+    small_source(tmp_path, PREPARES.replace("return 0;", text), monkeypatch)
     if "avx2" not in [level.name for level in usable_levels()]:
         pytest.skip("this CPU has one level only")
     library = bindings._library(
@@ -196,7 +192,7 @@ def test_several_processes_build_at_once(empty_cache, tmp_path):
     """All of them get a library that works; nothing else stays in the folder."""
     source = tmp_path / "source"
     source.mkdir()
-    (source / "kernels.cpp").write_text('extern "C" int headway_prepare() { return 0; }')
+    (source / "kernels.cpp").write_text(PREPARES)
     code = (
         "import ctypes, pathlib, sys\n"
         "from workers.native import build, levels\n"
