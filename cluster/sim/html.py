@@ -115,7 +115,9 @@ def timeline(spans: Sequence[StepSpan]) -> str:
             f' width="{max(right - x, 0.3):.2f}" height="{height:.2f}" fill="{COLOURS[span.kind]}">'
             f"<title>{label}</title></rect>"
         )
-    return _svg("".join(bars) + _axes((start, end), (0.0, float(most)), "s", "tokens (sqrt)"))
+    return _svg(
+        "".join(bars) + _axes((start, end), (0.0, math.sqrt(most)), "s", "tokens", sqrt_y=True)
+    )
 
 
 def cumulative(distributions: Sequence[Distribution]) -> str:
@@ -172,6 +174,7 @@ def _axes(
     y_label: str,
     *,
     log_x: bool = False,
+    sqrt_y: bool = False,
 ) -> str:
     base, parts = HEIGHT - BOTTOM, []
     for i in range(6):
@@ -181,8 +184,9 @@ def _axes(
         parts.append(f'<text x="{x:.1f}" y="{base + 14}" text-anchor="middle">{shown:.4g}</text>')
     for i in range(3):
         value = ys[0] + (ys[1] - ys[0]) * i / 2
+        shown = value * value if sqrt_y else value
         y = _y(value, *ys)
-        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.4g}</text>')
+        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{shown:.4g}</text>')
     right = WIDTH - RIGHT
     parts.append(f'<path d="M{LEFT} {TOP}V{base}H{right}" fill="none" stroke="#999"/>')
     parts.append(f'<text x="{right}" y="{base + 28}" text-anchor="end">{escape(x_label)}</text>')

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from cluster import cli
 from cluster.commands import plan, simulate
 from cluster.core.errors import ConfigError
 
@@ -177,6 +178,15 @@ BAD = [
 def test_bad_input(argv, message):
     with pytest.raises(ConfigError, match=message):
         run("simulate", "--requests", "20", *argv)
+
+
+def test_bad_input_is_one_line_and_exit_code_2(capsys):
+    assert cli.main(["simulate", "--budget", "0"]) == 2
+    assert cli.main(["plan", "--share", "101"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 2
+    assert captured.err.startswith("headway: max_num_batched_tokens must be at least 1, got 0")
 
 
 @pytest.mark.parametrize(
