@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cluster.sim.article import ArticleTable
     from cluster.sim.experiment import Experiment
     from cluster.sim.metrics import Meter, Summary
-    from cluster.sim.recorder import Recorder
+    from cluster.sim.simulation import Observer
 
 Advance: TypeAlias = Callable[[int], None]
 
@@ -55,6 +55,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     options.add_workload_options(parser)
     options.add_engine_options(parser)
+    parser.add_argument(
+        "--check", action="store_true", help="check the scheduler's books after every step (slow)"
+    )
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print JSON instead of a table")
     output.add_argument("--html", type=Path, metavar="FILE", help="also write a report with plots")
@@ -74,6 +77,9 @@ def run(args: argparse.Namespace) -> int:
 def _run_mode(args: argparse.Namespace) -> int:
     if args.html is not None and (args.article or args.azure or args.bench):
         raise ConfigError("--html goes with a single simulation or with --sweep")
+    if args.html is not None and not args.html.parent.is_dir():
+        # Now, and not after an hour of simulating.
+        raise ConfigError(f"--html: {args.html.parent} is not a folder")
     if args.article:
         return _article(args)
     if args.azure:
@@ -87,14 +93,16 @@ def _run_mode(args: argparse.Namespace) -> int:
 
 
 def _single(args: argparse.Namespace) -> int:
-    from cluster.sim.html import report_html, summary_rows
-    from cluster.sim.metrics import Meter
+    from cluster.sim.checks import CheckedSteps
+    from cluster.sim.html import report_html
+    from cluster.sim.metrics import Meter, summary_rows
     from cluster.sim.recorder import Recorder
 
     experiment = options.experiment_of(args)
     meter = Meter(experiment.objectives)
     recorder = None if args.html is None else Recorder()
-    summary = _run(experiment, "simulating", meter, recorder)
+    observer = CheckedSteps(recorder) if args.check else recorder
+    summary = _run(experiment, "simulating", meter, observer)
     facts = describe(args, experiment)
     if recorder is not None:
         _write(args.html, report_html("Headway simulation", facts, summary, meter, recorder))
@@ -281,10 +289,10 @@ def _run(
     experiment: Experiment,
     title: str,
     meter: Meter | None = None,
-    recorder: Recorder | None = None,
+    observer: Observer | None = None,
 ) -> Summary:
     with progress_bar(title, options.expected_requests(experiment.workload)) as advance:
-        return experiment.run(advance, recorder, meter=meter)
+        return experiment.run(advance, observer, meter=meter)
 
 
 def _skipped(experiment: Experiment) -> list[str]:

@@ -45,6 +45,7 @@ GOLDEN: dict[AzureCase, AzureCells] = {
 
 
 def azure_experiment(case: AzureCase) -> Experiment:
+    """One row of the table."""
     machine = Machine.named("h100", "llama-3-8b")
     setup = EngineSetup(
         budget=512 if case.policy == "chunked" else WHOLE_PROMPTS,

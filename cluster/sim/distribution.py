@@ -27,6 +27,7 @@ class Distribution:
         self._zeros = 0
 
     def add(self, value: float, count: int = 1) -> None:
+        """One value, seen `count` times."""
         self.count += count
         self.total += value * count
         if value > self.max:

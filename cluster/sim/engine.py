@@ -6,6 +6,7 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import NamedTuple
 
+from cluster.core.errors import InvariantViolation
 from cluster.core.ids import TokenId
 from cluster.core.plan import StepPlan, StepResult
 from cluster.core.request import EngineRequest
@@ -168,7 +169,7 @@ class SimEngine:
         """The step under way is done."""
         plan, self._plan = self._plan, None
         if plan is None:
-            raise RuntimeError(f"{self.name}: no step is under way")
+            raise InvariantViolation(f"{self.name}: no step is under way")
         sampling = sum(map(_samples, plan.rows))
         result = StepResult(plan.step, [SYNTHETIC_TOKEN] * sampling, now - self._started_s)
         return self._core.complete_step(result, now)

@@ -71,6 +71,7 @@ class EngineSetup:
     policies: PolicyChoice = field(default_factory=PolicyChoice)
 
     def config(self) -> SchedulerConfig:
+        """The scheduler's own configuration. Raises ConfigError with the limit and the value."""
         if self.kv_tokens < self.block_size:
             raise ConfigError(
                 f"kv_tokens must hold a block of {self.block_size} tokens, got {self.kv_tokens}"

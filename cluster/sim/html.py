@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 
 from cluster.sim.distribution import Distribution
-from cluster.sim.metrics import Meter, Summary
+from cluster.sim.metrics import Meter, Summary, summary_rows
 from cluster.sim.recorder import Recorder, StepKind, StepSpan
 
 WIDTH, HEIGHT = 960, 220
@@ -70,29 +70,6 @@ def sweep_html(title: str, name: str, rows: Sequence[tuple[object, Summary]]) ->
     return page(title, f"{plot}<div style='overflow-x:auto'><table>{head}</tr>{body}</table></div>")
 
 
-def summary_rows(summary: Summary) -> list[tuple[str, str]]:
-    s = summary
-    return [
-        ("requests", f"{s.requests}"),
-        ("refused", f"{s.refused}"),
-        ("duration s", f"{s.duration_s:.2f}"),
-        ("tokens/s", f"{s.tok_s:.1f}"),
-        ("TTFT P50 ms", f"{s.ttft_p50_ms:.1f}"),
-        ("TTFT P99 ms", f"{s.ttft_p99_ms:.1f}"),
-        ("TPOT P99 ms", f"{s.tpot_p99_ms:.2f}"),
-        ("ITL P50 ms", f"{s.itl_p50_ms:.2f}"),
-        ("ITL P99 ms", f"{s.itl_p99_ms:.2f}"),
-        ("longest gap ms", f"{s.max_gap_ms:.1f}"),
-        ("objectives met %", f"{s.slo_met_percent:.2f}"),
-        ("goodput req/s", f"{s.goodput_rps:.3f}"),
-        ("preemptions", f"{s.preemptions}"),
-        ("recompute %", f"{s.recompute_percent:.2f}"),
-        ("prefix hits %", f"{s.prefix_hit_percent:.2f}"),
-        ("utilisation %", f"{s.utilisation_percent:.1f}"),
-        ("steps", f"{s.steps}"),
-    ]
-
-
 # -- plots ---------------------------------------------------------------------------------------
 
 
@@ -121,6 +98,7 @@ def timeline(spans: Sequence[StepSpan]) -> str:
 
 
 def cumulative(distributions: Sequence[Distribution]) -> str:
+    """Share of samples at or below a time, one line per distribution."""
     present = [d for d in distributions if d.count]
     if not present:
         return "<p class=note>No samples.</p>"
@@ -143,6 +121,7 @@ def cumulative(distributions: Sequence[Distribution]) -> str:
 
 
 def line(points: Sequence[tuple[float, float]], label: str) -> str:
+    """Points over time in seconds."""
     if not points:
         return "<p class=note>No samples.</p>"
     end = max(points[-1][0], 1e-9)
@@ -153,6 +132,7 @@ def line(points: Sequence[tuple[float, float]], label: str) -> str:
 
 
 def scatter(points: Sequence[tuple[float, float, str]], x_label: str, y_label: str) -> str:
+    """Labelled dots (x, y, label), both axes from 0."""
     right = 1.1 * max(x for x, _, _ in points) or 1.0
     top = 1.1 * max(y for _, y, _ in points) or 1.0
     dots = "".join(

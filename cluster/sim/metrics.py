@@ -69,10 +69,8 @@ class RequestRecord:
 
 @dataclass(slots=True)
 class Totals:
-    """Sums over the run. busy_s: over all engines. end_s: when the last token came out.
-
-    blocks_s: blocks held, integrated over busy time.
-    """
+    """Sums over the run. met: requests that kept every objective. queue_s: from arrival to the
+    first step that worked on a request. end_s: when the last token came out."""
 
     arrived: int = 0
     refused: int = 0
@@ -242,6 +240,7 @@ class EngineTotals:
 
 
 def summarise(meter: Meter, engines: EngineTotals) -> Summary:
+    """A run that has ended. Shares are of all requests that arrived, refused ones included."""
     totals = meter.totals
     duration_s = totals.end_s
     per_s = 1.0 / duration_s if duration_s > 0 else 0.0
@@ -275,6 +274,30 @@ def summarise(meter: Meter, engines: EngineTotals) -> Summary:
         ),
         queue_mean_ms=1e3 * totals.queue_s / totals.finished if totals.finished else 0.0,
     )
+
+
+def summary_rows(summary: Summary) -> list[tuple[str, str]]:
+    """Labels with units, and values, as reports show them."""
+    s = summary
+    return [
+        ("requests", f"{s.requests}"),
+        ("refused", f"{s.refused}"),
+        ("duration s", f"{s.duration_s:.2f}"),
+        ("tokens/s", f"{s.tok_s:.1f}"),
+        ("TTFT P50 ms", f"{s.ttft_p50_ms:.1f}"),
+        ("TTFT P99 ms", f"{s.ttft_p99_ms:.1f}"),
+        ("TPOT P99 ms", f"{s.tpot_p99_ms:.2f}"),
+        ("ITL P50 ms", f"{s.itl_p50_ms:.2f}"),
+        ("ITL P99 ms", f"{s.itl_p99_ms:.2f}"),
+        ("longest gap ms", f"{s.max_gap_ms:.1f}"),
+        ("objectives met %", f"{s.slo_met_percent:.2f}"),
+        ("goodput req/s", f"{s.goodput_rps:.3f}"),
+        ("preemptions", f"{s.preemptions}"),
+        ("recompute %", f"{s.recompute_percent:.2f}"),
+        ("prefix hits %", f"{s.prefix_hit_percent:.2f}"),
+        ("utilisation %", f"{s.utilisation_percent:.1f}"),
+        ("steps", f"{s.steps}"),
+    ]
 
 
 def _percent(part: float, whole: float) -> float:

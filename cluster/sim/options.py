@@ -123,6 +123,7 @@ def experiment_of(args: argparse.Namespace) -> Experiment:
 
 
 def workload_of(args: argparse.Namespace) -> Synthetic | Trace:
+    """A trace is read here, so that a bad row ends the command before anything is simulated."""
     from cluster.sim.traces import TraceOptions, find_trace, read_trace
     from cluster.sim.workload import Lengths, Synthetic, article_workload
 

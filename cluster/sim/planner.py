@@ -64,6 +64,7 @@ class Planner:
         self._tried: dict[tuple[int, int, int], Candidate] = {}
 
     def search(self) -> Plan:
+        """Doubles the engines until the share is reached, then halves the gap to the last miss."""
         failed, reached = 0, None
         for engines in self._growing():
             best = self._best_with(engines)

@@ -84,6 +84,12 @@ def test_profiled_costs(capsys):
     assert json.loads(capsys.readouterr().out)["summary"]["requests"] == 30
 
 
+@pytest.mark.parametrize("policy", ["static", "dynamic", "continuous", "fused", "chunked"])
+def test_the_books_add_up_after_every_step(policy, capsys):
+    argv = ("--requests", "30", "--policy", policy, "--kv-tokens", "8000", "--max-num-seqs", "8")
+    assert run("simulate", *argv, "--rate", "30", "--check") == 0
+
+
 def test_prefix_cache_and_swap_on_a_trace_with_shared_prefixes(capsys):
     argv = ("simulate", "--workload", "mooncake", "--spread", "--requests", "40", "--json")
     swap = ("--preemption", "swap", "--host-blocks", "2000", "--kv-tokens", "60000")
