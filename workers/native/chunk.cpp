@@ -7,6 +7,10 @@ namespace headway {
 // Rows whose results stay in the second-level cache while the keys stream by.
 constexpr int kMaxRows = 512;
 
+// Blocks of rows that go through each stage together: what one stage has stored is then in the
+// cache, instead of on its way there, when the matrix unit loads it in the next.
+constexpr int kTogether = 4;
+
 // State of up to kMaxRows rows (or one token's, if it has more), rounded up to whole blocks.
 template <typename Tiles>
 struct ChunkState {
@@ -17,7 +21,10 @@ struct ChunkState {
 
   void reset(int rows, int query_stride, int head_dim) {
     const int padded = (rows + kBlock - 1) / kBlock * kBlock;
-    queries.assign(size_t(padded) * query_stride, Query{});
+    // Only the rows that fill up the last block are not written by the caller.
+    queries.resize(size_t(padded) * query_stride);
+    std::memset(queries.data() + size_t(rows) * query_stride, 0,
+                size_t(padded - rows) * query_stride * sizeof(Query));
     acc.assign(size_t(padded) * head_dim, 0.0f);
     peak.assign(padded, kMinusInfinity);
     sum.assign(padded, Floats{});
@@ -42,7 +49,7 @@ template <typename Probability>
 inline void softmax_row(const float* scores, int visible, float scale, float& peak, Floats& sum,
                         int head_dim, float* acc, Probability* out) {
   Floats x[kTile / kLanes];
-  for (int v = 0; v < kTile / kLanes; ++v) x[v] = load(scores + v * kLanes) * scale;
+  for (int v = 0; v < kTile / kLanes; ++v) x[v] = load(scores + v * kLanes);
   if (visible < kTile) {
     Ints lane;
     for (int i = 0; i < kLanes; ++i) lane[i] = i;
@@ -51,7 +58,7 @@ inline void softmax_row(const float* scores, int visible, float scale, float& pe
   }
   Floats top = x[0];
   for (int v = 1; v < kTile / kLanes; ++v) top = larger(x[v], top);
-  const float best = lane_max(top), before = peak;
+  const float best = lane_max(top) * scale, before = peak;
   if (best > before) {
     peak = best;
     const float keep = exp2(before - best);
@@ -59,7 +66,7 @@ inline void softmax_row(const float* scores, int visible, float scale, float& pe
     for (int d = 0; d < head_dim; d += kLanes) store(acc + d, load(acc + d) * keep);
   }
   for (int v = 0; v < kTile / kLanes; ++v) {
-    const Floats p = exp2(x[v] - peak);
+    const Floats p = exp2(x[v] * scale - peak);
     sum += p;
     store(out + v * kLanes, p);
   }
@@ -76,8 +83,8 @@ void chunk_rows(const ChunkCall<T>& call, int first, int last, Tiles& tiles,
   for (int r = 0; r < rows; ++r)
     tiles.copy_query(call.query + (first + r / group) * call.query_stride + r % group * head_dim,
                      &state.queries[size_t(r) * stride]);
-  alignas(64) float scores[kBlock * kTile];
-  alignas(64) typename Tiles::Probability probabilities[kBlock * kTile];
+  alignas(64) float scores[kTogether * kBlock * kTile];
+  alignas(64) typename Tiles::Probability probabilities[kTogether * kBlock * kTile];
   int64_t offsets[kTile];
   const int keys = call.context + last;
   for (int begin = 0; begin < keys; begin += kTile) {
@@ -88,10 +95,14 @@ void chunk_rows(const ChunkCall<T>& call, int first, int last, Tiles& tiles,
     // The first token that sees any key of this tile.
     const int token = begin - call.context > first ? begin - call.context : first;
     const int from = (token - first) * group / kBlock * kBlock;
-    for (int block = from; block < rows; block += kBlock) {
+    for (int block = from; block < rows; block += kTogether * kBlock) {
+      const int left = (rows - block + kBlock - 1) / kBlock;
+      const int blocks = left < kTogether ? left : kTogether;
       float* acc = &state.acc[size_t(block) * head_dim];
-      tiles.scores(&state.queries[size_t(block) * stride], scores);
-      for (int r = 0; r < kBlock; ++r) {
+      for (int b = 0; b < blocks; ++b)
+        tiles.scores(&state.queries[size_t(block + b * kBlock) * stride],
+                     scores + b * kBlock * kTile);
+      for (int r = 0; r < blocks * kBlock; ++r) {
         // Rows that only fill the block see what the last row sees.
         const int row = block + r < rows ? block + r : rows - 1;
         const int visible = call.context + first + row / group + 1 - begin;
@@ -99,7 +110,8 @@ void chunk_rows(const ChunkCall<T>& call, int first, int last, Tiles& tiles,
                     state.sum[block + r], head_dim, acc + r * head_dim,
                     probabilities + r * kTile);
       }
-      tiles.accumulate(probabilities, acc);
+      for (int b = 0; b < blocks; ++b)
+        tiles.accumulate(probabilities + b * kBlock * kTile, acc + b * kBlock * head_dim);
     }
   }
   for (int r = 0; r < rows; ++r) {

@@ -145,13 +145,17 @@ inline float softmax_tile(float* scores, float scale, float& peak, Floats& sum) 
   return keep;
 }
 
+// One KV head's tile for query heads [head, head + GB). ahead: rows of the head to prefetch.
 template <int GB, typename T>
 void decode_heads(const Shape& shape, const Queries<T>& queries, int head, const T* keys,
-                  const T* values, const int64_t* offsets, int rows, DecodeState& state) {
+                  const T* values, const Tile& tile, const Tile& ahead, DecodeState& state) {
   alignas(64) float parts[GB * kLanes * kLanes];
   alignas(64) float scores[GB][kTile];
   for (int j = 0; j < kTile; j += kLanes) {
-    const int here = rows - j < kLanes ? rows - j : kLanes;
+    const int coming = ahead.rows - j < kLanes ? ahead.rows - j : kLanes;
+    prefetch(keys, ahead.offsets + j, coming, shape.head_dim);
+    prefetch(values, ahead.offsets + j, coming, shape.head_dim);
+    const int here = tile.rows - j < kLanes ? tile.rows - j : kLanes;
     if (here < kLanes) {
       // The tail of a sequence: what no key stands for must not win the maximum.
       for (int g = 0; g < GB; ++g)
@@ -159,10 +163,13 @@ void decode_heads(const Shape& shape, const Queries<T>& queries, int head, const
       if (here <= 0) continue;
       std::memset(parts, 0, sizeof(parts));
     }
-    queries.template dots<GB>(keys, offsets + j, here, head, shape.head_dim, parts);
+    queries.template dots<GB>(keys, tile.offsets + j, here, head, shape.head_dim, parts);
     for (int g = 0; g < GB; ++g) {
       const Floats sums = row_sums(parts + g * kLanes * kLanes);
-      std::memcpy(&scores[g][j], &sums, here * sizeof(float));
+      if (here == kLanes)
+        store(&scores[g][j], sums);
+      else
+        std::memcpy(&scores[g][j], &sums, here * sizeof(float));
     }
   }
   float keep[GB];
@@ -171,35 +178,54 @@ void decode_heads(const Shape& shape, const Queries<T>& queries, int head, const
   float* acc = &state.acc[size_t(head) * shape.head_dim];
   int d = 0;
   for (; d + 4 * kLanes <= shape.head_dim; d += 4 * kLanes)
-    add_values<GB, 4>(values + d, offsets, rows, scores, keep, shape.head_dim, acc + d);
+    add_values<GB, 4>(values + d, tile.offsets, tile.rows, scores, keep, shape.head_dim, acc + d);
   for (; d < shape.head_dim; d += kLanes)
-    add_values<GB, 1>(values + d, offsets, rows, scores, keep, shape.head_dim, acc + d);
+    add_values<GB, 1>(values + d, tile.offsets, tile.rows, scores, keep, shape.head_dim, acc + d);
 }
 
-// query, out: [heads, head_dim] of one token.
+// All heads of one tile.
 template <typename T>
-void decode_sequence(const Shape& shape, const int32_t* blocks, int length, const T* query,
-                     const T* keys, const T* values, T* out) {
-  const int group = shape.group(), head_dim = shape.head_dim;
-  DecodeState state(shape.num_heads, head_dim);
-  const Queries<T> queries(query, shape.num_heads * head_dim);
-  int64_t offsets[kTile];
-  for (int begin = 0; begin < length; begin += kTile) {
-    const int rows = length - begin < kTile ? length - begin : kTile;
-    tile_offsets(shape, blocks, begin, rows, offsets);
-    for (int kv = 0; kv < shape.num_kv_heads; ++kv) {
-      const T* k = keys + int64_t(kv) * head_dim;
-      const T* v = values + int64_t(kv) * head_dim;
-      for (int g = 0; g < group;) {
-        const int head = kv * group + g, left = group - g;
-        switch (left < kGroupBlock ? left : kGroupBlock) {
-          case 1: decode_heads<1>(shape, queries, head, k, v, offsets, rows, state); g += 1; break;
-          case 2: decode_heads<2>(shape, queries, head, k, v, offsets, rows, state); g += 2; break;
-          case 3: decode_heads<3>(shape, queries, head, k, v, offsets, rows, state); g += 3; break;
-          default: decode_heads<4>(shape, queries, head, k, v, offsets, rows, state); g += 4;
-        }
+void decode_tile(const Shape& shape, const Queries<T>& queries, const T* keys, const T* values,
+                 const Tile& tile, const Tile& ahead, DecodeState& state) {
+  static const Tile nothing = {};
+  const int group = shape.group();
+  for (int kv = 0; kv < shape.num_kv_heads; ++kv) {
+    const T* k = keys + int64_t(kv) * shape.head_dim;
+    const T* v = values + int64_t(kv) * shape.head_dim;
+    for (int g = 0; g < group; g += kGroupBlock) {
+      const int head = kv * group + g;
+      const Tile& next = g == 0 ? ahead : nothing;
+      switch (group - g) {
+        case 1: decode_heads<1>(shape, queries, head, k, v, tile, next, state); break;
+        case 2: decode_heads<2>(shape, queries, head, k, v, tile, next, state); break;
+        case 3: decode_heads<3>(shape, queries, head, k, v, tile, next, state); break;
+        default: decode_heads<kGroupBlock>(shape, queries, head, k, v, tile, next, state);
       }
     }
+  }
+}
+
+inline void fill_tile(const Shape& shape, const Context& context, int begin, Tile& tile) {
+  const int left = context.length - begin;
+  tile.rows = left < kTile ? left : kTile;
+  tile_offsets(shape, context.blocks, begin, tile.rows, tile.offsets);
+}
+
+// query, out: [heads, head_dim] of one token. next: the sequence whose turn comes after.
+template <typename T>
+void decode_sequence(const Shape& shape, const Context& context, const Context& next,
+                     const T* query, const T* keys, const T* values, T* out) {
+  const int head_dim = shape.head_dim;
+  DecodeState state(shape.num_heads, head_dim);
+  const Queries<T> queries(query, shape.num_heads * head_dim);
+  Tile tiles[2];
+  fill_tile(shape, context, 0, tiles[0]);
+  for (int begin = 0, turn = 0; begin < context.length; begin += kTile, turn ^= 1) {
+    if (begin + kTile < context.length)
+      fill_tile(shape, context, begin + kTile, tiles[turn ^ 1]);
+    else
+      fill_tile(shape, next, 0, tiles[turn ^ 1]);
+    decode_tile(shape, queries, keys, values, tiles[turn], tiles[turn ^ 1], state);
   }
   for (int head = 0; head < shape.num_heads; ++head) {
     const float inverse = 1.0f / lane_sum(state.sum[head]);

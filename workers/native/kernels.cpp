@@ -42,10 +42,14 @@ void attend(const Step& step, const Shape& shape, const T* query, int64_t query_
             const T* keys, const T* values, T* out) {
   typedef typename TilesFor<T>::type Tiles;
   const int64_t out_stride = int64_t(shape.num_heads) * shape.head_dim;
+  const auto context = [&](int s) {
+    if (s >= step.num_decodes) return Context{};
+    return Context{step.block_table + int64_t(s) * step.table_stride, step.seqused_k[s]};
+  };
   for (int s = 0; s < step.num_decodes; ++s) {
     const int64_t token = step.cu_seqlens_q[s];
-    decode_sequence(shape, step.block_table + int64_t(s) * step.table_stride, step.seqused_k[s],
-                    query + token * query_stride, keys, values, out + token * out_stride);
+    decode_sequence(shape, context(s), context(s + 1), query + token * query_stride, keys, values,
+                    out + token * out_stride);
   }
   if (step.num_decodes == step.num_seqs) return;
   Tiles tiles(shape.head_dim);

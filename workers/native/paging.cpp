@@ -30,6 +30,18 @@ struct Shape {
   float scale_log2() const { return scale * 1.44269504f; }
 };
 
+// What one sequence can see: its keys and the blocks that they are in.
+struct Context {
+  const int32_t* blocks = nullptr;
+  int length = 0;
+};
+
+// Keys of one sequence that are at work on together. offsets: see tile_offsets.
+struct Tile {
+  int rows = 0;
+  int64_t offsets[kTile];
+};
+
 // Where positions [begin, begin + count) of a sequence start in the cache, in elements.
 // Positions beyond are left alone: they are never read.
 inline void tile_offsets(const Shape& shape, const int32_t* blocks, int begin, int count,
@@ -42,6 +54,15 @@ inline void tile_offsets(const Shape& shape, const int32_t* blocks, int begin, i
       ++page;
     }
   }
+}
+
+// Ask for `count` rows of a KV head, to be there when their tile's turn comes. The rows of one head
+// lie too far apart for the processor to guess the next one.
+template <typename T>
+inline void prefetch(const T* head, const int64_t* offsets, int count, int head_dim) {
+  constexpr int kLine = 64 / sizeof(T);
+  for (int j = 0; j < count; ++j)
+    for (int d = 0; d < head_dim; d += kLine) __builtin_prefetch(head + offsets[j] + d, 0, 2);
 }
 
 }  // namespace headway

@@ -159,23 +159,35 @@ inline Floats row_sums(const float* rows) {
 }
 
 // 2^x for x <= 0 (and a little above); 0 below -126, NaN for NaN. Relative error < 3e-7:
-// x = n + f with |f| <= 1/2, and the Taylor polynomial of 2^f.
+// x = n + f with |f| <= 1/2, and a Chebyshev fit of 2^f that is exact at 0.
 inline Floats exp2(Floats x) {
+#if defined(__AVX512F__)
+  // The maximum returns its second operand for a NaN. What is too low is masked out, because a
+  // result that underflows costs hundreds of cycles.
+  const __m512 lowest = _mm512_set1_ps(-126.0f);
+  const __mmask16 high_enough = _mm512_cmp_ps_mask((__m512)x, lowest, _CMP_NLT_UQ);
+  const Floats safe = (Floats)_mm512_max_ps(lowest, (__m512)x);
+  const Floats n = (Floats)_mm512_roundscale_ps((__m512)safe, _MM_FROUND_TO_NEAREST_INT);
+#else
   const Floats lowest = splat(-126.0f);
   const Floats safe = x < lowest ? lowest : x;
   const Floats magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
   const Floats shifted = safe + magic;
-  const Floats f = safe - (shifted - magic);
-  Floats p = splat(1.5403530e-4f);
-  p = p * f + 1.3333558e-3f;
-  p = p * f + 9.6181291e-3f;
-  p = p * f + 5.5504109e-2f;
-  p = p * f + 2.4022651e-1f;
-  p = p * f + 6.9314718e-1f;
+  const Floats n = shifted - magic;
+#endif
+  const Floats f = safe - n;
+  Floats p = splat(1.3400432653725147e-3f);
+  p = p * f + 9.676037356257439e-3f;
+  p = p * f + 5.550327152013779e-2f;
+  p = p * f + 2.402210682630539e-1f;
+  p = p * f + 6.931471824645996e-1f;
   p = p * f + 1.0f;
+#if defined(__AVX512F__)
+  return (Floats)_mm512_maskz_scalef_ps(high_enough, (__m512)p, (__m512)n);
+#else
   const Words power = (bit_cast<Words>(shifted) + 127u) << 23;
-  const Floats result = p * bit_cast<Floats>(power);
-  return x < lowest ? splat(0.0f) : result;
+  return x < lowest ? splat(0.0f) : p * bit_cast<Floats>(power);
+#endif
 }
 
 inline float exp2(float x) { return exp2(splat(x))[0]; }
