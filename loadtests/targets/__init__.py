@@ -1,0 +1,1 @@
+"""Servers that a load can be sent to."""

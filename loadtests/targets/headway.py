@@ -1,0 +1,119 @@
+"""Headway itself, over the stubs: the typed client makes objects that a load test has no use for."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from cluster.core.errors import HeadwayError
+from headway.client import Connection
+from headway.errors import HeadwayRpcError, from_rpc_error
+from headway.types import Sampling, generate_request, status_of
+from headway.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
+from loadtests.prompts import PromptMaker, corpus_text
+from loadtests.records import Record
+from loadtests.scenario import PlannedRequest
+from loadtests.targets.base import Sink, TargetSpec, Units
+
+PREPARE_TIMEOUT_S = 60.0
+
+
+class HeadwayTarget:
+    """One channel. Prompts go out as token ids, so their lengths are exact."""
+
+    def __init__(self, spec: TargetSpec) -> None:
+        self._spec = spec
+        self._connection = Connection(
+            spec.address,
+            api_key=os.environ.get("HEADWAY_API_KEY"),
+            ca_file=None if spec.ca_file is None else Path(spec.ca_file),
+        )
+        self._metadata = self._connection.metadata()
+        self._max_len = 0
+
+    async def open(self, seed: int) -> None:
+        credentials = self._connection.credentials()
+        address, options = self._spec.address, self._connection.options()
+        if credentials is None:
+            self._channel = grpc.aio.insecure_channel(address, options)
+        else:
+            self._channel = grpc.aio.secure_channel(address, credentials, options)
+        self._inference = inference_pb2_grpc.InferenceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._admin = admin_pb2_grpc.AdminStub(self._channel)  # type: ignore[no-untyped-call]
+        try:
+            model = await self._call(self._inference.GetModel, inference_pb2.GetModelRequest())
+            text = inference_pb2.TokenizeRequest(text=corpus_text())
+            pool = list((await self._call(self._inference.Tokenize, text)).token_ids)
+        except grpc.RpcError as error:
+            raise HeadwayError(f"{address}: {from_rpc_error(error)}") from error
+        self._max_len = model.model.max_model_len
+        self._prompts = PromptMaker(pool, seed)
+
+    def new_units(self, request: PlannedRequest) -> Units:
+        return self._prompts.make(request)
+
+    async def send(self, prompt: Units, request: PlannedRequest, sink: Sink) -> None:
+        room = max(1, self._max_len - request.output_length)
+        sampling = Sampling(
+            max_tokens=min(request.output_length, self._max_len - 1),
+            temperature=1.0,
+            seed=request.index,
+            ignore_eos=True,
+        )
+        message = generate_request(prompt[-room:], sampling, self._spec.model)
+        call = self._inference.Generate(
+            message, timeout=self._spec.timeout_s, metadata=self._metadata
+        )
+        clock = time.perf_counter
+        try:
+            async for event in call:
+                now = clock()
+                kind = event.WhichOneof("event")
+                if kind == "delta":
+                    delta = event.delta
+                    ids = delta.token_ids
+                    if ids:
+                        sink.delta(now, delta.first_index, len(ids), delta.emit_time_unix_us / 1e6)
+                        sink.output += ids
+                elif kind == "finished":
+                    _finish(sink.record, event.finished)
+            if sink.record.expected < 0:
+                sink.record.error = "NO_FINISHED"
+        except grpc.RpcError as error:
+            sink.record.error = _error_name(from_rpc_error(error))
+        finally:
+            call.cancel()
+
+    async def status(self) -> list[dict[str, Any]]:
+        try:
+            answer = await self._call(self._admin.GetStatus, admin_pb2.GetStatusRequest())
+        except grpc.RpcError:
+            return []
+        return [asdict(engine) for engine in status_of(answer).engines]
+
+    async def close(self) -> None:
+        await self._channel.close(None)
+
+    async def _call(self, method: Any, message: Any) -> Any:
+        return await method(message, timeout=PREPARE_TIMEOUT_S, metadata=self._metadata)
+
+
+def _finish(record: Record, finished: inference_pb2.Finished) -> None:
+    timing = finished.timing
+    record.expected = finished.usage.completion_tokens
+    record.prompt_tokens = finished.usage.prompt_tokens
+    record.queue_s = timing.queue_s if timing.HasField("queue_s") else None
+    record.server_first_s = timing.first_token_s if timing.HasField("first_token_s") else None
+    record.server_total_s = timing.total_s if timing.HasField("total_s") else None
+    record.preemptions = timing.preemptions
+    record.replays = timing.replays
+
+
+def _error_name(error: HeadwayRpcError) -> str:
+    return error.reason or error.code.name
