@@ -264,6 +264,26 @@ def test_single_sequence_of_one_token(case):
     check(case, Shape(), [Sequence(1, 0)])
 
 
+@pytest.mark.parametrize("threads", [2, 3, 8])
+def test_threads_share_the_work(case, threads):
+    """The same bits, whoever does which part: in fp32 a replay must not depend on it."""
+    shape = Shape(heads=9, kv_heads=3)
+    backend = make_backend(case, shape)
+    before = torch.get_num_threads()
+    outs = []
+    try:
+        for count in (1, threads, threads, 1):
+            torch.set_num_threads(count)
+            step = build_step(case, shape, MIXED)
+            outs.append(run_step(backend, step))
+    finally:
+        torch.set_num_threads(before)
+    for out in outs[1:]:
+        torch.testing.assert_close(out, outs[0], atol=case.tolerance, rtol=case.tolerance)
+        if case.backend == "native":
+            assert torch.equal(out, outs[0])
+
+
 def test_padding_tokens_disturb_nobody(case):
     check(case, Shape(), MIXED, padding=6)
 

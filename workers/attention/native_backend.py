@@ -55,6 +55,7 @@ class NativeAttention(AttentionBackend):
             meta.block_table.stride(0),
             meta.num_seqs,
             meta.num_decodes,
+            torch.get_num_threads(),
         )
 
     def angle_dtype(self) -> torch.dtype:

@@ -29,6 +29,7 @@ class StepView(ctypes.Structure):
         ("table_stride", c_int32),
         ("num_seqs", c_int32),
         ("num_decodes", c_int32),
+        ("threads", c_int32),
     ]
 
 

@@ -28,6 +28,7 @@ _FLAGS = (
     "-fno-trapping-math",
     "-fvisibility=hidden",
     "-fPIC",
+    "-pthread",
     "-shared",
     "-w",
 )

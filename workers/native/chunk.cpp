@@ -122,27 +122,15 @@ void chunk_rows(const ChunkCall<T>& call, int first, int last, Tiles& tiles,
   }
 }
 
-// query, out: [count][heads][head_dim] with the given strides between tokens.
+// All `count` tokens of a chunk against one KV head.
 template <typename T, typename Tiles>
-void chunk_sequence(const Shape& shape, const int32_t* blocks, int count, int length,
-                    const T* query, int64_t query_stride, const T* keys, const T* values, T* out,
-                    Tiles& tiles, ChunkState<Tiles>& state) {
-  const int group = shape.group();
+void attend_chunk(const ChunkCall<T>& call, int count) {
+  static thread_local ChunkState<Tiles> state;
+  Tiles tiles(call.shape.head_dim);
+  const int group = call.shape.group();
   const int step = kMaxRows / group > 0 ? kMaxRows / group : 1;
-  for (int kv = 0; kv < shape.num_kv_heads; ++kv) {
-    const int64_t at = int64_t(kv) * shape.head_dim;
-    const ChunkCall<T> call = {shape,
-                               blocks,
-                               keys + at,
-                               values + at,
-                               query + at * group,
-                               out + at * group,
-                               query_stride,
-                               int64_t(shape.num_heads) * shape.head_dim,
-                               length - count};
-    for (int first = 0; first < count; first += step)
-      chunk_rows(call, first, first + step < count ? first + step : count, tiles, state);
-  }
+  for (int first = 0; first < count; first += step)
+    chunk_rows(call, first, first + step < count ? first + step : count, tiles, state);
 }
 
 }  // namespace headway

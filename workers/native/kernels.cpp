@@ -6,6 +6,7 @@
 
 // clang-format off
 #include "simd.cpp"
+#include "pool.cpp"
 #include "paging.cpp"
 #include "decode.cpp"
 #include "tiles.cpp"
@@ -15,7 +16,6 @@
 
 #if defined(__AMX_BF16__)
 #include <sys/syscall.h>
-#include <unistd.h>
 #endif
 
 namespace headway {
@@ -43,24 +43,31 @@ void attend(const Step& step, const Shape& shape, const T* query, int64_t query_
   typedef typename TilesFor<T>::type Tiles;
   const int64_t out_stride = int64_t(shape.num_heads) * shape.head_dim;
   const auto context = [&](int s) {
-    if (s >= step.num_decodes) return Context{};
     return Context{step.block_table + int64_t(s) * step.table_stride, step.seqused_k[s]};
   };
-  for (int s = 0; s < step.num_decodes; ++s) {
+  in_parallel(step.num_decodes, step.threads, [&](int s) {
     const int64_t token = step.cu_seqlens_q[s];
-    decode_sequence(shape, context(s), context(s + 1), query + token * query_stride, keys, values,
+    const Context next = s + 1 < step.num_decodes ? context(s + 1) : Context{};
+    decode_sequence(shape, context(s), next, query + token * query_stride, keys, values,
                     out + token * out_stride);
-  }
-  if (step.num_decodes == step.num_seqs) return;
-  Tiles tiles(shape.head_dim);
-  static thread_local ChunkState<Tiles> state;
-  for (int s = step.num_decodes; s < step.num_seqs; ++s) {
+  });
+  const int chunks = step.num_seqs - step.num_decodes;
+  in_parallel(chunks * shape.num_kv_heads, step.threads, [&](int task) {
+    const int s = step.num_decodes + task / shape.num_kv_heads;
+    const int64_t head = int64_t(task % shape.num_kv_heads) * shape.head_dim;
     const int64_t token = step.cu_seqlens_q[s];
-    chunk_sequence(shape, step.block_table + int64_t(s) * step.table_stride,
-                   step.cu_seqlens_q[s + 1] - int(token), step.seqused_k[s],
-                   query + token * query_stride, query_stride, keys, values,
-                   out + token * out_stride, tiles, state);
-  }
+    const int count = step.cu_seqlens_q[s + 1] - int(token);
+    const ChunkCall<T> call = {shape,
+                               context(s).blocks,
+                               keys + head,
+                               values + head,
+                               query + token * query_stride + head * shape.group(),
+                               out + token * out_stride + head * shape.group(),
+                               query_stride,
+                               out_stride,
+                               step.seqused_k[s] - count};
+    attend_chunk<T, Tiles>(call, count);
+  });
 }
 
 }  // namespace headway

@@ -7,7 +7,7 @@ constexpr int kTile = 64;
 constexpr int kMaxHeadDim = 256;
 static_assert(kTile % kLanes == 0, "tiles are whole vectors");
 
-// Views of one step; see StepMeta. Strides count elements, of the query from token to token.
+// Views of one step; see StepMeta. threads: how many may work on it.
 struct Step {
   const int32_t* block_table;
   const int32_t* cu_seqlens_q;
@@ -15,6 +15,7 @@ struct Step {
   int32_t table_stride;
   int32_t num_seqs;
   int32_t num_decodes;
+  int32_t threads;
 };
 
 struct Shape {
