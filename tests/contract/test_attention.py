@@ -154,14 +154,14 @@ def build_step(
         key = random(sequence.length, shape.kv_heads, shape.head_dim)
         value = random(sequence.length, shape.kv_heads, shape.head_dim)
         dense.append((key, value))
-        for position in range(sequence.length):
-            block, offset = own[position // shape.block_size], position % shape.block_size
-            if position < sequence.context:
-                cache.keys[block, offset] = key[position]
-                cache.values[block, offset] = value[position]
-            else:
-                slots.append(block * shape.block_size + offset)
-                positions.append(position)
+        position = torch.arange(sequence.length)
+        slot = table[row, position // shape.block_size] * shape.block_size
+        slot += position % shape.block_size
+        cached = slot[: sequence.context].long()
+        cache.keys.flatten(0, 1)[cached] = key[: sequence.context]
+        cache.values.flatten(0, 1)[cached] = value[: sequence.context]
+        slots += slot[sequence.context :].tolist()
+        positions += position[sequence.context :].tolist()
         keys.append(key[sequence.context :])
         values.append(value[sequence.context :])
     pad = random(padding, shape.kv_heads, shape.head_dim)
@@ -215,13 +215,11 @@ def dense_oracle(shape: Shape, sequences: list[Sequence], step: Step) -> torch.T
     ):
         for offset in range(sequence.count):
             seen = sequence.context + offset + 1
-            heads = []
-            for head in range(shape.heads):
-                k = key[:seen, head // group].double()
-                v = value[:seen, head // group].double()
-                scores = k @ query[begin + offset, head] * shape.head_dim**-0.5
-                heads.append(scores.softmax(0) @ v)
-            rows.append(torch.stack(heads))
+            k = key[:seen].double().repeat_interleave(group, 1)
+            v = value[:seen].double().repeat_interleave(group, 1)
+            scores = torch.einsum("khd,hd->hk", k, query[begin + offset])
+            weights = (scores * shape.head_dim**-0.5).softmax(-1)
+            rows.append(torch.einsum("hk,khd->hd", weights, v))
     return torch.stack(rows)
 
 
