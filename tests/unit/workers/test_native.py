@@ -24,9 +24,7 @@ from workers.native.ops import NativeOps
 pytestmark = pytest.mark.skipif(build.find_compiler() is None, reason="no compiler here")
 
 SPEC = AttentionSpec(4, 2, 64, 16, 0.125, torch.float32, torch.device("cpu"))
-PREPARES = (
-    'extern "C" __attribute__((visibility("default"))) int headway_prepare() { return 0; }\n'
-)
+PREPARES = 'extern "C" __attribute__((visibility("default"))) int headway_prepare() { return 0; }\n'
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1.6e-2}
 
 
