@@ -59,7 +59,7 @@ class Sizes:
     requests: int
     prompt: Lengths
     output: Lengths
-    trace: TraceOptions = TraceOptions()
+    trace: TraceOptions
     seed: int = 0
 
 

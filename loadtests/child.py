@@ -75,7 +75,9 @@ async def replay(job: Job, shard: int, shards: int, out: LineWriter) -> None:
         line = await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
         if not line:
             return
-        await _run(replayer, shard, _users(job, shard, shards), json.loads(line)["start_unix_s"], out)
+        await _run(
+            replayer, shard, _users(job, shard, shards), json.loads(line)["start_unix_s"], out
+        )
     finally:
         await target.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 from cluster.core.errors import HeadwayError
@@ -13,6 +14,8 @@ from loadtests.outcome import judge
 from loadtests.records import Record
 
 START_DELAY_S = 1.0
+EXIT_BAD_INPUT = 2
+"""As of the `headway` command."""
 
 
 class Master:
@@ -69,6 +72,7 @@ class Master:
             self._job = job_of(options, address)
         except HeadwayError as error:
             self._problem = str(error)
+            self._exit_code = EXIT_BAD_INPUT
             return
         for shard, worker in enumerate(workers):
             data = {"job": self._job.as_json(), "shard": shard, "shards": len(workers)}
@@ -97,9 +101,10 @@ class Master:
         options = environment.parsed_options
         outcome = judge(self._job, self._results, options.slo, limits_of(options))
         self._exit_code = outcome.exit_code
-        outcome.write(options.out)
+        folder = Path(options.out)
+        outcome.write(folder)
         print("\n" + "\n".join(outcome.lines()))
-        print(f"report: {options.out / 'report.html'}", flush=True)
+        print(f"report: {folder / 'report.html'}", flush=True)
 
     def _on_quitting(self, environment: Any, **_: Any) -> None:
         environment.process_exit_code = self._exit_code

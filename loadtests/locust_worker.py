@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import gevent
-import gevent.queue
+import gevent  # type: ignore[import-untyped,import-not-found,unused-ignore]
+import gevent.queue  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
 from cluster.core.errors import HeadwayError
 from loadtests.job import Child, Job

@@ -12,24 +12,27 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from locust import LoadTestShape, User, events, task
+from locust import (  # type: ignore[import-untyped,import-not-found,unused-ignore]
+    LoadTestShape,
+    User,
+    events,
+    task,
+)
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "proto")]
 
-from loadtests.locust_master import Master
-from loadtests.locust_worker import Worker
-from loadtests.options import add_load_options
+from loadtests.locust_master import Master  # noqa: E402
+from loadtests.locust_worker import Worker  # noqa: E402
+from loadtests.options import add_load_options  # noqa: E402
 
 MASTERS: list[Master] = []
 """The one of this process: Locust gives its shape no other way to find it."""
 
 
-@events.init_command_line_parser.add_listener
 def _add_options(parser: Any, **_: Any) -> None:
     add_load_options(parser)
 
 
-@events.init.add_listener
 def _init(environment: Any, runner: Any, **_: Any) -> None:
     from locust.runners import WorkerRunner
 
@@ -40,7 +43,11 @@ def _init(environment: Any, runner: Any, **_: Any) -> None:
     environment.headway_worker = Worker(environment)
 
 
-class StreamUser(User):  # type: ignore[misc]
+events.init_command_line_parser.add_listener(_add_options)  # type: ignore[no-untyped-call,unused-ignore]
+events.init.add_listener(_init)  # type: ignore[no-untyped-call,unused-ignore]
+
+
+class StreamUser(User):  # type: ignore[misc,unused-ignore]
     """The worker's one user."""
 
     @task
@@ -48,7 +55,7 @@ class StreamUser(User):  # type: ignore[misc]
         self.environment.headway_worker.replay_next()
 
 
-class UntilDrained(LoadTestShape):  # type: ignore[misc]
+class UntilDrained(LoadTestShape):  # type: ignore[misc,unused-ignore]
     """One user per worker until the last answer has come."""
 
     def tick(self) -> tuple[int, float] | None:

@@ -118,7 +118,7 @@ class MockAdmin(admin_pb2_grpc.AdminServicer):
         )
 
 
-class MockHealth(health_pb2_grpc.HealthServicer):
+class MockHealth(health_pb2_grpc.HealthServicer):  # type: ignore[misc,unused-ignore]
     async def Check(self, request: Any, context: Any) -> Any:
         return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
 

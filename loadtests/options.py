@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from loadtests.job import Job
@@ -16,8 +15,11 @@ DEFAULTS = Scenario()
 DEFAULT_SLO = "embedded-cpu"
 
 HELP: dict[str, tuple[type, str]] = {
-    "arrivals": (str, "poisson:RATE, gamma:RATE:CV, constant:RATE, steps:RATExSECONDS,..., "
-                      "trace:NAME-OR-FILE (azure-conv, azure-code, mooncake), closed:USERS"),
+    "arrivals": (
+        str,
+        "poisson:RATE, gamma:RATE:CV, constant:RATE, steps:RATExSECONDS,..., "
+        "trace:NAME-OR-FILE (azure-conv, azure-code, mooncake), closed:USERS",
+    ),
     "requests": (int, "arrivals at most"),
     "prompt_mean": (float, "prompt tokens, on average"),
     "prompt_cv": (float, "their deviation over the mean"),
@@ -61,7 +63,10 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
         "--max-wire-lag", type=float, default=Limits().wire_lag_ms, help="P99 ms of a valid run"
     )
     judged.add_argument(
-        "--out", type=Path, default=Path("loadtest-results"), help="folder for the results"
+        # A text: Locust sends every option to its workers, and its messages hold no paths.
+        "--out",
+        default="loadtest-results",
+        help="folder for the results",
     )
 
 

@@ -51,7 +51,7 @@ class PromptMaker(Generic[T]):
         """
         length = max(1, round(request.input_length * self._scale))
         if not request.hash_ids:
-            key = f"{self._seed} {request.session} {request.turn} {request.index}"
+            key = f"{self._seed} {request.session} {request.turn} {request.number}"
             return windows(self._pool, key, length)
         block = max(1, round(HASH_BLOCK * self._scale))
         units: list[T] = []
@@ -60,5 +60,5 @@ class PromptMaker(Generic[T]):
                 break
             units += windows(self._pool, f"hash {hash_id}", block)
         short = length - len(units)
-        units += windows(self._pool, f"{self._seed} rest {request.index}", max(0, short))
+        units += windows(self._pool, f"{self._seed} rest {request.number}", max(0, short))
         return units[:length]

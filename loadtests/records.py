@@ -1,4 +1,4 @@
-"""One request as the client saw it: a line of requests.jsonl, from which everything else follows."""
+"""One request as the client saw it: a line of requests.jsonl, the source of everything else."""
 
 from __future__ import annotations
 

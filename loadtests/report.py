@@ -96,8 +96,8 @@ def _latency_table(outcome: Outcome) -> str:
         rows.append([name, str(row["count"]), *cells, bound, f"{row['max']:.1f}"])
     head = ("", "samples", "mean", "P50", "P90", "P99", "P99 below (95% sure)", "longest")
     note = (
-        "<p class=note>Milliseconds; HDR histograms to three digits. TTFT counts from the scheduled "
-        "arrival, TPOT = (last - first) / (n - 1), ITL is pooled over all gaps.</p>"
+        "<p class=note>Milliseconds; HDR histograms to three digits. TTFT counts from the "
+        "scheduled arrival, TPOT = (last - first) / (n - 1), ITL is pooled over all gaps.</p>"
     )
     counts = facts_table(
         [
@@ -124,7 +124,10 @@ def _server(outcome: Outcome, measured: list[Record]) -> str:
             rows.append([f"{name} median", _ms(said_s), _ms(seen_s)])
     histograms = outcome.results.histograms
     for q in (50, 99):
-        emitted, seen = histograms["ITL emitted"].percentile_ms(q), histograms["ITL"].percentile_ms(q)
+        emitted, seen = (
+            histograms["ITL emitted"].percentile_ms(q),
+            histograms["ITL"].percentile_ms(q),
+        )
         rows.append([f"ITL P{q}", f"{emitted:.2f}", f"{seen:.2f}"])
     counts, totals = outcome.results.counts, outcome.results.summary()["server"]
     preempted = sum(engine["preemptions"] for engine in totals.values())
@@ -191,7 +194,7 @@ def _itl_over_time(records: list[Record]) -> list[tuple[float, float]]:
 
 
 def _rates(outcome: Outcome, measured: list[Record]) -> str:
-    """Offered rate against goodput, per stretch of the schedule: rows are equally long stretches."""
+    """Offered rate against goodput, in equally long stretches of the schedule."""
     end = max((r.at_s for r in measured), default=0.0)
     if end <= 0:
         return "<p class=note>All at once.</p>"

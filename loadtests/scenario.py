@@ -15,11 +15,11 @@ from loadtests.arrivals import Arrivals, Closed, Sizes, parse_arrivals, timed_re
 
 
 class PlannedRequest(NamedTuple):
-    """index: place in the schedule. at_s: since the start. kind: "request", "chat" (a turn of a
+    """number: place in the schedule. at_s: since the start. kind: "request", "chat" (a turn of a
     session) or "long". input_length: tokens that this turn adds. session: -1 without one.
     hash_ids: see SimRequest."""
 
-    index: int
+    number: int
     at_s: float
     kind: str
     input_length: int
@@ -85,7 +85,7 @@ class Scenario:
             rows += self._turns(number, request, tenant_of())
         rows += self._long_prompts(max(row.at_s for row in rows))
         rows.sort(key=lambda row: row.at_s)
-        return [row._replace(index=index) for index, row in enumerate(rows)]
+        return [row._replace(number=number) for number, row in enumerate(rows)]
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -116,7 +116,7 @@ class Scenario:
         session = number if self.turns > 1 else -1
         return [
             PlannedRequest(
-                index=0,
+                number=0,
                 at_s=request.arrival_s + turn * self.think_s,
                 kind="chat" if self.turns > 1 else "request",
                 input_length=min(request.input_length, self.max_input),
@@ -145,7 +145,7 @@ def shard_of(schedule: Sequence[PlannedRequest], shard: int, shards: int) -> lis
     return [
         row
         for row in schedule
-        if (row.index if row.session < 0 else row.session) % shards == shard
+        if (row.number if row.session < 0 else row.session) % shards == shard
     ]
 
 

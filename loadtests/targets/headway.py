@@ -1,4 +1,4 @@
-"""Headway itself, over the stubs: the typed client makes objects that a load test has no use for."""
+"""Headway itself, over the stubs: the typed client makes objects that nobody needs here."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class HeadwayTarget:
         sampling = Sampling(
             max_tokens=min(request.output_length, self._max_len - 1),
             temperature=1.0,
-            seed=request.index,
+            seed=request.number,
             ignore_eos=True,
         )
         message = generate_request(prompt[-room:], sampling, self._spec.model)

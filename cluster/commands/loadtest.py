@@ -1,0 +1,84 @@
+"""`headway loadtest`: a load with known arrivals on a running server, judged; two runs compared."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+from cluster.commands.common import DEFAULT_ADDRESS
+from cluster.core.errors import ConfigError
+
+
+def add_parser(subparsers: Any) -> None:
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "loadtest",
+        help="measure a running server under load",
+        description="Send a schedule open-loop and measure TTFT, TPOT and the gaps between tokens.",
+    )
+    modes = parser.add_subparsers(title="modes", required=True, metavar="MODE")
+    run_parser = modes.add_parser(
+        "run",
+        help="send a load (exit code 0 objectives met, 3 missed, 4 the run is invalid)",
+    )
+    run_parser.add_argument("--address", default=DEFAULT_ADDRESS, metavar="HOST:PORT")
+    run_parser.add_argument(
+        "--children", type=int, default=1, help="client processes (one does about 8,000 tokens/s)"
+    )
+    run_parser.set_defaults(run=run)
+    compare_parser = modes.add_parser("compare", help="two result folders side by side")
+    compare_parser.add_argument("a", type=Path, metavar="A")
+    compare_parser.add_argument("b", type=Path, metavar="B")
+    compare_parser.set_defaults(run=run_compare)
+    if load_extra_missing():
+        return
+    from loadtests.options import add_load_options
+
+    add_load_options(run_parser)
+
+
+def load_extra_missing() -> bool:
+    """Whether the packages of the extra `load` are absent."""
+    return importlib.util.find_spec("hdrh") is None or importlib.util.find_spec("loadtests") is None
+
+
+def require_load_extra() -> None:
+    if load_extra_missing():
+        raise ConfigError("load tests need the extra: pip install 'headway-serving[load]'")
+
+
+def run(args: argparse.Namespace) -> int:
+    """The verdict's exit code."""
+    require_load_extra()
+    from loadtests.objectives import load_objectives
+    from loadtests.options import job_of, limits_of
+    from loadtests.outcome import judge
+    from loadtests.runner import run_load
+
+    if args.children < 1:
+        raise ConfigError(f"--children must be at least 1, got {args.children}")
+    # Before an hour of load, not after it.
+    load_objectives(args.slo)
+    job, folder = job_of(args, args.address), Path(args.out)
+    results = run_load(job, args.children, _progress if sys.stderr.isatty() else None)
+    outcome = judge(job, results, args.slo, limits_of(args))
+    outcome.write(folder)
+    print("\n".join(outcome.lines()))
+    print(f"report: {folder / 'report.html'}")
+    return outcome.exit_code
+
+
+def run_compare(args: argparse.Namespace) -> int:
+    require_load_extra()
+    from loadtests.compare import Run, compare_lines
+
+    print("\n".join(compare_lines(Run.read(args.a), Run.read(args.b))))
+    return 0
+
+
+def _progress(results: Any) -> None:
+    counts = results.counts
+    done = counts.finished + counts.failed
+    print(f"\r{done} of {counts.scheduled} requests", end="", file=sys.stderr, flush=True)
