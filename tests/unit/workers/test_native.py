@@ -16,6 +16,7 @@ from cluster.core.errors import ConfigError
 from workers.attention.backend import AttentionSpec
 from workers.attention.registry import make_attention
 from workers.layers.fused import FusedOps, TorchOps
+from workers.native import __main__ as native_command
 from workers.native import bindings, build, levels
 from workers.native.bindings import load_kernels, unavailable
 from workers.native.levels import LEVEL_VARIABLE, LEVELS, usable_levels
@@ -215,3 +216,13 @@ def test_an_unwritable_cache_is_named(empty_cache, monkeypatch, tmp_path):
     assert unavailable() is None
     with pytest.raises(ConfigError, match="is not writable"):
         make_attention("native", SPEC)
+
+
+def test_command_builds_ahead_of_time(empty_cache, monkeypatch, tmp_path, capsys):
+    small_source(tmp_path, PREPARES, monkeypatch)
+    assert native_command.main() == 0
+    assert [str(path) for path in empty_cache.iterdir()] == capsys.readouterr().out.split()
+    monkeypatch.setenv("HEADWAY_CACHE", str(tmp_path / "elsewhere"))
+    monkeypatch.setenv("CXX", "/nowhere/g++")
+    assert native_command.main() == 1
+    assert "no C++ compiler found" in capsys.readouterr().err
