@@ -40,9 +40,7 @@ CASES = (
     Case("mix with chunked prefill", 240, 0, arrivals=1),
     Case("pool exhausted", 76, 128, num_blocks=76 * 10, prompt=140),
 )
-SCALING = tuple(
-    Case(f"{n} running", n, 0, num_blocks=64 * n) for n in (16, 64, 256, 1024, 4096)
-)
+SCALING = tuple(Case(f"{n} running", n, 0, num_blocks=64 * n) for n in (16, 64, 256, 1024, 4096))
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ class PolicyChoice:
 
     batching: str = "chunked"
     queue: str = "fcfs"
-    reservation: str = "prompt"
+    reservation: str = "estimated-peak"
     victims: str = "lowest-priority"
     preemption: str = "recompute"
     prefix_cache: str = "off"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple, Protocol
@@ -89,18 +90,21 @@ class EstimatedPeak:
     Sort the running sequences by remaining output, longest first. When the i-th of them ends, it
     and those before it are all there, each grown by the i-th's remaining output; the largest such
     sum is the future peak (Past-Future scheduler, Gong et al., ASPLOS 2025; LightLLM).
-    The remaining output of a sequence is guessed as the 90th percentile of the last finished
-    outputs, never beyond its max_tokens.
+
+    The remaining output is guessed from the last finished outputs that were longer than what the
+    sequence has emitted: their 90th percentile. Where there are none, it is guessed to go on for
+    as long again, at least PRIOR tokens; never beyond its max_tokens.
     """
 
     name = "estimated-peak"
 
     HISTORY = 256
     QUANTILE = 0.9
+    PRIOR = 256
 
     def __init__(self) -> None:
-        self._outputs: deque[int] = deque(maxlen=self.HISTORY)
-        self._guess: int | None = None
+        self._outputs: deque[int] = deque()
+        self._ordered: list[int] = []
 
     def demand(
         self, candidate: Sequence, running: SequenceOf[Sequence], block_size: int, pledged: int = 0
@@ -117,17 +121,20 @@ class EstimatedPeak:
         return Demand(max(take, peak - held), take)
 
     def observe(self, sequence: Sequence) -> None:
+        if len(self._outputs) == self.HISTORY:
+            del self._ordered[bisect_left(self._ordered, self._outputs.popleft())]
         self._outputs.append(sequence.emitted)
-        self._guess = None
+        insort(self._ordered, sequence.emitted)
 
     def _remaining(self, sequence: Sequence) -> int:
+        emitted = sequence.emitted
         left = sequence.max_total - sequence.total
-        if not self._outputs:
-            return left
-        if self._guess is None:
-            ordered = sorted(self._outputs)
-            self._guess = ordered[int(self.QUANTILE * (len(ordered) - 1))]
-        return min(left, max(1, self._guess - sequence.emitted))
+        first_longer = bisect_right(self._ordered, emitted)
+        longer = len(self._ordered) - first_longer
+        if longer == 0:
+            return min(left, max(self.PRIOR, emitted))
+        guess = self._ordered[first_longer + int(self.QUANTILE * (longer - 1))]
+        return min(left, guess - emitted)
 
 
 def _missing(sequence: Sequence, block_size: int) -> int:

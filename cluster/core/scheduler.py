@@ -25,7 +25,7 @@ from cluster.core.prefix import NoPrefixCache
 from cluster.core.queues.base import WaitingQueue
 from cluster.core.queues.fcfs import FcfsQueue
 from cluster.core.request import EngineRequest
-from cluster.core.reserve import KnownTokens, Reservation
+from cluster.core.reserve import EstimatedPeak, Reservation
 from cluster.core.sequence import Sequence
 from cluster.core.victims import NewestArrival, VictimPolicy
 
@@ -37,7 +37,7 @@ class Policies:
     batching: BatchingPolicy = field(default_factory=ChunkedPrefill)
     victims: VictimPolicy = field(default_factory=NewestArrival)
     queue: WaitingQueue = field(default_factory=FcfsQueue)
-    reservation: Reservation = field(default_factory=KnownTokens)
+    reservation: Reservation = field(default_factory=EstimatedPeak)
     prefix: PrefixPolicy = field(default_factory=NoPrefixCache)
     preemption: Preemption = field(default_factory=Recompute)
     budget: Budget | None = None
@@ -56,6 +56,8 @@ class Counters:
     recomputed_tokens: int = 0
     prefix_hit_tokens: int = 0
     padded_tokens: int = 0
+    stalled_s: float = 0.0
+    """Seconds that preempted sequences waited to come in again, summed over sequences."""
 
 
 @dataclass(slots=True)
@@ -94,6 +96,7 @@ class Scheduler:
         self._reservation = policies.reservation
         self._admission = Admission(config, policies.reservation)
         self._last_id: SequenceId = 0
+        self._now = 0.0
         self._turn = 0
         self._admissions = 0
         self._arrivals_closed = False
@@ -170,6 +173,7 @@ class Scheduler:
         if self._in_flight is not None:
             raise InvariantViolation(f"step {self._in_flight.step} is not committed yet")
         self._end_batch()
+        self._now = now
         self._preempt_for_rank()
         draft, admissions = self._draft_with_room(now)
         self.wait_cause = draft.cause or admissions.cause
@@ -275,6 +279,7 @@ class Scheduler:
 
     def _preempt(self, victim: Sequence) -> None:
         victim.preemptions += 1
+        victim.stalled_since_s = self._now
         self.counters.preemptions += 1
         self._withdraw(victim, Event.PREEMPT)
         computed = victim.computed
@@ -308,6 +313,7 @@ class Scheduler:
             self.counters.prefix_hit_tokens += self.kv.computed_by(hits, partial)
             if sequence.admitted_s is None:
                 sequence.admitted_s = now
+            self._end_stall(sequence, now)
             self._admissions += 1
             sequence.admission = self._admissions
             self.running.append(sequence)
@@ -317,6 +323,13 @@ class Scheduler:
                     sequence.seq_id, list(sequence.tokens), sequence.prompt_len, sequence.sampling
                 )
             )
+
+    def _end_stall(self, sequence: Sequence, now: float) -> None:
+        since = sequence.stalled_since_s
+        if since is not None:
+            sequence.stalled_s += now - since
+            sequence.stalled_since_s = None
+            self.counters.stalled_s += now - since
 
     def _fill(self, draft: StepDraft, plan: StepPlan) -> None:
         """Turn shares into rows, decodes first, and take the blocks they need."""

@@ -19,6 +19,7 @@ class Sequence:
     chain, published: hashes of its whole blocks, and how many of them others may share.
     recomputed: positions whose KV was thrown away and had to be computed again. prefix_hits:
     positions that it did not have to compute. charged: tokens that its tenant has paid for.
+    stalled_s: seconds between its preemptions and its coming in again, summed.
     """
 
     __slots__ = (
@@ -41,6 +42,8 @@ class Sequence:
         "recomputed",
         "sampling",
         "seq_id",
+        "stalled_s",
+        "stalled_since_s",
         "state",
         "stop_ids",
         "tenant",
@@ -70,6 +73,8 @@ class Sequence:
         self.preemptions = 0
         self.recomputed = 0
         self.turn = 0
+        self.stalled_s = 0.0
+        self.stalled_since_s: float | None = None
         self.priority = request.priority
         self.tenant = request.tenant
         self.ttft_objective_s = request.ttft_objective_s

@@ -31,11 +31,13 @@ class StreamKey(NamedTuple):
 
 
 class StreamStats(NamedTuple):
-    """What a finished stream cost. queue_s: from arrival to the first step that worked on it."""
+    """What a finished stream cost. queue_s: from arrival to the first step that worked on it.
+    stalled_s: from each preemption to the step that took it up again, summed."""
 
     queue_s: float
     preemptions: int
     recomputed_tokens: int
+    stalled_s: float
 
 
 class StreamTokens(NamedTuple):
@@ -163,7 +165,7 @@ class EngineCore:
     def _final_stats(self, seq_id: SequenceId) -> StreamStats:
         sequence = self._sequences[seq_id]
         queued = (sequence.admitted_s or sequence.arrival_s) - sequence.arrival_s
-        return StreamStats(queued, sequence.preemptions, sequence.recomputed)
+        return StreamStats(queued, sequence.preemptions, sequence.recomputed, sequence.stalled_s)
 
     def _forget(self, seq_id: SequenceId) -> None:
         del self._streams[self._keys.pop(seq_id)]

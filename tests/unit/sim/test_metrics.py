@@ -13,7 +13,7 @@ from cluster.sim.coast import Stretch
 from cluster.sim.metrics import EngineTotals, Meter, Objectives, summarise
 from cluster.sim.quantities import describe_objectives, parse_objectives, parse_seconds
 
-STATS = StreamStats(queue_s=0.5, preemptions=1, recomputed_tokens=30)
+STATS = StreamStats(queue_s=0.5, preemptions=1, recomputed_tokens=30, stalled_s=0.0)
 
 
 def token(stream: int, index: int, last: bool = False) -> StreamTokens:
