@@ -38,7 +38,8 @@ class Scenario:
     lognormal token counts. rate_scale, length_scale, max_input, max_output: for traces, where
     max_input and max_output also cap drawn lengths. warmup_s: arrivals up to then are sent but not
     counted. turns, think_s: each arrival is a chat session whose next turn is due think_s later.
-    long_every_s, long_prompt: a prompt of so many tokens comes in among the others every so often.
+    long_every_s, long_prompt: a prompt of so many tokens comes in among the others every so often,
+    long_count times, or (0) as long as others arrive.
     tenants, tenant_skew: tenant k gets a share proportional to k ** -skew.
     """
 
@@ -56,6 +57,7 @@ class Scenario:
     turns: int = 1
     think_s: float = 2.0
     long_every_s: float = 0.0
+    long_count: int = 0
     long_prompt: int = 1024
     long_output: int = 8
     tenants: int = 1
@@ -66,7 +68,7 @@ class Scenario:
         parse_arrivals(self.arrivals)
         _at_least(self, 1, "requests", "max_input", "max_output", "turns", "tenants")
         _at_least(self, 1, "long_prompt", "long_output")
-        _at_least(self, 0, "warmup_s", "think_s", "long_every_s", "tenant_skew")
+        _at_least(self, 0, "long_count", "warmup_s", "think_s", "long_every_s", "tenant_skew")
         if self.closed_users and (self.turns > 1 or self.long_every_s):
             raise ConfigError("a closed loop has no schedule for turns or long prompts")
 
@@ -132,9 +134,10 @@ class Scenario:
     def _long_prompts(self, end_s: float) -> list[PlannedRequest]:
         if not self.long_every_s:
             return []
+        count = self.long_count or math.floor(end_s / self.long_every_s)
         return [
             PlannedRequest(0, k * self.long_every_s, "long", self.long_prompt, self.long_output)
-            for k in range(1, math.floor(end_s / self.long_every_s) + 1)
+            for k in range(1, count + 1)
         ]
 
 

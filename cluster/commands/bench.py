@@ -1,0 +1,245 @@
+"""`headway bench`: experiments on this machine, each with a table and a report."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cluster.commands.loadtest import require_load_extra
+from cluster.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cluster.bench.experiments import Experiment, Row, Variant
+
+POLICIES = ("static", "dynamic", "continuous", "fused", "chunked", "controller")
+
+
+def add_parser(subparsers: Any) -> None:
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "bench",
+        help="measure policies and the scheduler on this machine",
+        description="Experiments that start what they need, print a table and write a report.",
+    )
+    modes = parser.add_subparsers(title="experiments", required=True, metavar="EXPERIMENT")
+    _add_hol(modes)
+    _add_goodput(modes)
+    _add_kv(modes)
+    scheduler = modes.add_parser("scheduler", help="what the scheduler alone costs per step")
+    scheduler.add_argument("--steps", type=int, default=400, help="steps per case (default: 400)")
+    scheduler.set_defaults(run=run_scheduler)
+
+
+def _add_hol(modes: Any) -> None:
+    parser = modes.add_parser(
+        "hol",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        help="running streams while long prompts come in, under every batching policy",
+    )
+    parser.add_argument("--policies", default=",".join(POLICIES), help="which ones, by commas")
+    parser.add_argument("--streams", type=int, default=16, help="streams that run all the time")
+    parser.add_argument("--output", type=int, default=160, help="tokens of each stream")
+    parser.add_argument("--long-prompt", type=int, default=1024, help="tokens of a long prompt")
+    parser.add_argument("--long-every", type=float, default=4.0, help="seconds between them")
+    parser.add_argument("--long-count", type=int, default=4, help="how many come")
+    parser.add_argument("--budget", type=int, default=64, help="token budget of a chunked step")
+    parser.add_argument("--itl-objective", type=float, default=200.0, help="controller's goal, ms")
+    _add_common(parser, "bench-hol")
+    parser.set_defaults(run=run_hol)
+
+
+def _add_goodput(modes: Any) -> None:
+    parser = modes.add_parser(
+        "goodput",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        help="highest rate that meets the objectives, by bisection",
+    )
+    parser.add_argument("--slo", default="embedded-cpu", help="objectives by name in slo.toml")
+    parser.add_argument("--low", type=float, default=0.25, help="requests/s that should pass")
+    parser.add_argument("--high", type=float, default=8.0, help="requests/s that should not")
+    parser.add_argument("--halvings", type=int, default=4)
+    parser.add_argument("--requests", type=int, default=60, help="per rate")
+    parser.add_argument("--prompt-mean", type=float, default=64.0)
+    parser.add_argument("--output-mean", type=float, default=32.0)
+    _add_common(parser, "bench-goodput")
+    parser.set_defaults(run=run_goodput)
+
+
+def _add_kv(modes: Any) -> None:
+    parser = modes.add_parser(
+        "kv",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        help="long outputs on a pool that is too small, under every preemption policy given",
+    )
+    parser.add_argument("--requests", type=int, default=24)
+    parser.add_argument("--rate", type=float, default=4.0, help="requests/s")
+    parser.add_argument("--output-mean", type=float, default=160.0)
+    parser.add_argument("--num-blocks", type=int, default=96, help="KV blocks per engine")
+    parser.add_argument("--engines", type=int, default=1)
+    parser.add_argument(
+        "--variant",
+        action="append",
+        metavar="NAME=OPTIONS",
+        help="a way to serve: a name and options of `headway serve`, repeatable "
+        "(default: watermarks and victims compared)",
+    )
+    _add_common(parser, "bench-kv")
+    parser.set_defaults(run=run_kv)
+
+
+def _add_common(parser: argparse.ArgumentParser, out: str) -> None:
+    parser.add_argument("--out", type=Path, default=Path(out), help="folder for the report")
+    parser.add_argument(
+        "--serve", default="", metavar="OPTIONS", help="further options of `headway serve`"
+    )
+
+
+def run_hol(args: argparse.Namespace) -> int:
+    """0 when every variant was measured validly, 4 when not."""
+    require_load_extra()
+    from cluster.bench.experiments import Experiment, head_of_line, policy_variants
+
+    names = args.policies.split(",")
+    whole = args.long_prompt + 64
+    known = policy_variants(args.budget, whole, args.itl_objective)
+    if unknown := [name for name in names if name not in known]:
+        raise ConfigError(f"no policy {unknown[0]!r}; there are {', '.join(known)}")
+    experiment = Experiment(
+        f"{args.streams} streams and {args.long_count} prompts of {args.long_prompt} tokens",
+        head_of_line(args.streams, args.output, args.long_prompt, args.long_every, args.long_count),
+        tuple(known[name] for name in names),
+        shared_options=("--max-num-seqs", str(args.streams + args.long_count), *_serve(args)),
+    )
+    rows = _compare(experiment, args.out)
+    _say_gain(rows)
+    return _code(rows)
+
+
+def run_kv(args: argparse.Namespace) -> int:
+    require_load_extra()
+    from cluster.bench.experiments import Experiment
+    from loadtests.scenario import Scenario
+
+    experiment = Experiment(
+        f"long outputs on {args.num_blocks} KV blocks per engine, {args.engines} engine(s)",
+        Scenario(
+            arrivals=f"poisson:{args.rate:g}",
+            requests=args.requests,
+            prompt_mean=32,
+            output_mean=args.output_mean,
+            max_output=round(3 * args.output_mean),
+        ),
+        _kv_variants(args.variant),
+        shared_options=(
+            *("--num-blocks", str(args.num_blocks), "--engines", str(args.engines)),
+            *_serve(args),
+        ),
+    )
+    return _code(_compare(experiment, args.out))
+
+
+def run_goodput(args: argparse.Namespace) -> int:
+    """0 when a rate met the objectives, 3 when none did."""
+    require_load_extra()
+    from cluster.bench.experiments import best_rate, highest_rate
+    from cluster.bench.served import Served
+    from cluster.sim.html import page, scatter
+    from loadtests.objectives import load_objectives
+    from loadtests.report import table
+    from loadtests.scenario import Scenario
+    from loadtests.targets.base import TargetSpec
+
+    load_objectives(args.slo)
+    base = Scenario(
+        requests=args.requests, prompt_mean=args.prompt_mean, output_mean=args.output_mean
+    )
+    with Served(_serve(args)) as served:
+        bounds = (args.low, args.high, args.halvings)
+        tried = highest_rate(TargetSpec(address=served.address), base, args.slo, bounds, print)
+    best = best_rate(tried)
+    args.out.mkdir(parents=True, exist_ok=True)
+    rows = [
+        [f"{rate:.3f}", f"{o.goodput_rps:.3f}", *(f"{c.name}: {c.value}" for c in o.verdicts)]
+        for rate, o in sorted(tried, key=lambda pair: pair[0])
+    ]
+    dots = [(rate, outcome.goodput_rps, "") for rate, outcome in tried]
+    head = ("requests/s", "goodput", *("" for _ in tried[0][1].verdicts))
+    plot = scatter(dots, "requests per second offered", "goodput, requests per second")
+    title = f"Goodput under {args.slo}: {best:.3f} requests/s"
+    (args.out / "index.html").write_text(page(title, plot + table(head, rows)), "utf-8")
+    print(f"highest rate that meets {args.slo}: {best:.3f} requests/s")
+    print(f"report: {args.out / 'index.html'}")
+    return 0 if best > 0 else 3
+
+
+def run_scheduler(args: argparse.Namespace) -> int:
+    from cluster.bench.scheduler import CASES, SCALING, measure
+    from cluster.commands.simulate import new_table, print_table
+
+    table = new_table("case", "plan P50 us", "plan P99", "commit P50", "preemptions")
+    for case in (*CASES, *SCALING):
+        timing = measure(case, args.steps)
+        numbers = (timing.plan_p50, timing.plan_p99, timing.commit_p50)
+        table.add_row(case.name, *(f"{v:.1f}" for v in numbers), str(timing.preemptions))
+    print_table("The scheduler alone, thread CPU time per step", table)
+    return 0
+
+
+def _kv_variants(given: Sequence[str] | None) -> tuple[Variant, ...]:
+    from cluster.bench.experiments import Variant
+
+    chosen = given or (
+        "recompute=--watermark 0.01",
+        "watermark-5=--watermark 0.05",
+        "worst-case=--reservation worst-case",
+    )
+    variants = []
+    for text in chosen:
+        name, equals, options = text.partition("=")
+        if not equals or not name or "/" in name:
+            raise ConfigError(f"--variant takes NAME=OPTIONS, got {text!r}")
+        variants.append(Variant(name, tuple(options.split())))
+    return tuple(variants)
+
+
+def _compare(experiment: Experiment, folder: Path) -> list[Row]:
+    from cluster.bench.experiments import COLUMNS, cells, run_variant, write_report
+    from cluster.commands.simulate import new_table, print_table
+
+    rows = []
+    for variant in experiment.variants:
+        print(f"serving: {variant.name}", flush=True)
+        rows.append(run_variant(experiment, variant))
+    folder.mkdir(parents=True, exist_ok=True)
+    path = write_report(folder, f"Headway: {experiment.title}", rows)
+    table = new_table("", *(label for label, _, _ in COLUMNS), "verdict")
+    for row in rows:
+        verdict = {0: "met", 3: "missed", 4: "INVALID"}[row.outcome.exit_code]
+        table.add_row(row.name, *cells(row), verdict)
+    print_table(f"{experiment.title}; ms, of the streams only where not `long`", table)
+    print(f"report: {path}")
+    return rows
+
+
+def _say_gain(rows: Sequence[Row]) -> None:
+    """The articles' claim, where both of its sides were measured."""
+    by_name = {row.name: row for row in rows}
+    before, after = by_name.get("continuous"), by_name.get("chunked")
+    if before is None or after is None or not before.itl_p99_ms or not before.tokens_per_s:
+        return
+    itl = 100.0 * (1 - after.itl_p99_ms / before.itl_p99_ms)
+    gap = 100.0 * (1 - after.longest_gap_ms / before.longest_gap_ms)
+    rate = 100.0 * (after.tokens_per_s / before.tokens_per_s - 1)
+    print(
+        f"chunked against continuous: ITL P99 {itl:.0f}% lower, longest gap {gap:.0f}% lower, "
+        f"{rate:+.1f}% tokens/s"
+    )
+
+
+def _code(rows: Sequence[Row]) -> int:
+    return 4 if any(row.outcome.exit_code == 4 for row in rows) else 0
+
+
+def _serve(args: argparse.Namespace) -> tuple[str, ...]:
+    return tuple(args.serve.split())
