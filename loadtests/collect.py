@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from loadtests.histograms import Histograms
+from loadtests.histograms import METRICS, Histograms
 from loadtests.records import Record
 
 
@@ -118,7 +118,7 @@ class Results:
         measured = [r for r in self.records if r.ok and not r.warmup]
         tokens = sum(r.tokens for r in measured)
         latencies = {}
-        for name in self.histograms.encode():
+        for name in METRICS:
             histogram = self.histograms[name]
             p99 = histogram.interval_ms(99)
             latencies[name] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 from hdrh.histogram import HdrHistogram  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
 from loadtests.bounds import Interval, percentile_interval, upper_rank
@@ -45,7 +46,8 @@ class Histogram:
 
     @property
     def mean_ms(self) -> float:
-        return float(self._hdr.get_mean_value()) / 1e3 if self.count else 0.0
+        total = sum(value * count for value, count in self.recorded())
+        return total / self.count if self.count else 0.0
 
     @property
     def max_ms(self) -> float:
@@ -75,9 +77,14 @@ class Histogram:
         self._hdr.decode_and_add(encoded.encode("ascii"))
 
     def recorded(self) -> Iterator[tuple[float, int]]:
-        """(milliseconds, count) of every value that occurs, ascending."""
-        for item in self._hdr.get_recorded_iterator():
-            yield item.value_iterated_to / 1e3, item.count_added_in_this_iter_step
+        """(milliseconds, count) of every bucket that is not empty, ascending; its middle value."""
+        hdr = self._hdr
+        # The library's own iterator looks at each of 23,000 buckets in Python.
+        counts = np.frombuffer(hdr.counts, dtype=np.uint64)
+        for index in np.flatnonzero(counts):
+            low = hdr.get_value_from_index(int(index))
+            high = hdr.get_highest_equivalent_value(low)
+            yield (low + high) / 2e3, int(counts[index])
 
     def _at_rank(self, rank: int) -> float:
         # The library rounds to the nearest rank; a quarter below is the same rank either way.

@@ -44,6 +44,10 @@ class Outcome:
         return exit_code(self.validity, self.verdicts)
 
     @property
+    def verdict(self) -> str:
+        return VERDICTS[self.exit_code]
+
+    @property
     def goodput_rps(self) -> float:
         span = self.results.span_s()
         met = sum(not r.warmup and self.objectives.met_by(r) for r in self.results.records)
@@ -51,7 +55,7 @@ class Outcome:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "verdict": VERDICTS[self.exit_code],
+            "verdict": self.verdict,
             "exit_code": self.exit_code,
             "slo": self.slo,
             "goodput_rps": self.goodput_rps,
@@ -71,12 +75,12 @@ class Outcome:
 
     def lines(self) -> list[str]:
         """What a terminal shows."""
-        shown = [f"{'':14}{'samples':>9}{'P50':>10}{'P90':>10}{'P99':>10}{'95% <':>10}{'max':>10}"]
-        for name, row in self.results.summary()["latencies_ms"].items():
+X:>9}{'P50':>10}{'P90':>10}{'P99':>10}{'95% <':>10}{'max':>10}"]
+        summary = self.results.summary()
+        for name, row in summary["latencies_ms"].items():
             bound = "-" if row["p99_bound"] is None else f"{row['p99_bound']:.1f}"
             cells = f"{row['p50']:>10.1f}{row['p90']:>10.1f}{row['p99']:>10.1f}"
             shown.append(f"{name:14}{row['count']:>9}{cells}{bound:>10}{row['max']:>10.1f}")
-        summary = self.results.summary()
         shown.append(
             f"{summary['requests_per_s']:.2f} requests/s, {summary['tokens_per_s']:.1f} tokens/s, "
             f"goodput {self.goodput_rps:.2f} requests/s; times in ms"

@@ -6,7 +6,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cluster.sim.distribution import Distribution
 from cluster.sim.html import SERIES, cumulative, line, page
@@ -20,15 +20,15 @@ BINS = 60
 
 
 def report_html(outcome: Outcome) -> str:
-    results = outcome.results
+    results, summary = outcome.results, outcome.results.summary()
     measured = [r for r in results.records if r.ok and not r.warmup]
     code = outcome.exit_code
     colour = {0: "#2e7d32", 3: "#b26a00"}.get(code, "#b71c1c")
     parts = [
-        f'<p style="color:{colour};font-weight:bold">{escape(outcome.as_json()["verdict"])}</p>',
+        f'<p style="color:{colour};font-weight:bold">{escape(outcome.verdict)}</p>',
         "<h2>May it be believed?</h2>" + checks_table(outcome.validity),
         f"<h2>Objectives: {escape(outcome.slo)}</h2>" + checks_table(outcome.verdicts),
-        "<h2>Latencies</h2>" + _latency_table(outcome),
+        "<h2>Latencies</h2>" + _latency_table(outcome, summary),
         _distributions(outcome),
         "<h2>Longest gap over time</h2>"
         + line(_worst_gap_over_time(measured), "longest gap in the bin, ms"),
@@ -36,8 +36,9 @@ def report_html(outcome: Outcome) -> str:
         "<h2>Goodput and rate over time</h2>" + _rates(outcome, measured),
         "<h2>By tenant</h2>" + group_table(measured, lambda r: f"tenant {r.tenant}"),
         "<h2>By kind</h2>" + group_table(measured, lambda r: r.kind),
-        "<h2>What the server said beside what the client saw</h2>" + _server(outcome, measured),
-        "<h2>Load</h2>" + facts_table(outcome.job.as_json()["scenario"].items()),
+        "<h2>What the server said beside what the client saw</h2>"
+        + _server(outcome, summary, measured),
+        "<h2>Load</h2>" + facts_table(outcome.job.scenario.as_json().items()),
     ]
     return page("Headway load test", "".join(parts))
 
@@ -87,8 +88,7 @@ def group_table(records: Iterable[Record], key: Callable[[Record], str]) -> str:
     return table(head, rows) + "<p class=note>Milliseconds.</p>"
 
 
-def _latency_table(outcome: Outcome) -> str:
-    summary = outcome.results.summary()
+def _latency_table(outcome: Outcome, summary: dict[str, Any]) -> str:
     rows = []
     for name, row in summary["latencies_ms"].items():
         bound = "too few samples" if row["p99_bound"] is None else f"{row['p99_bound']:.1f}"
@@ -110,7 +110,7 @@ def _latency_table(outcome: Outcome) -> str:
     return table(head, rows) + note + counts
 
 
-def _server(outcome: Outcome, measured: list[Record]) -> str:
+def _server(outcome: Outcome, summary: dict[str, Any], measured: list[Record]) -> str:
     pairs = [
         ("TTFT", [(r.ttft_s, r.server_first_s) for r in measured]),
         ("E2E", [(r.e2e_s, r.server_total_s) for r in measured]),
@@ -129,7 +129,7 @@ def _server(outcome: Outcome, measured: list[Record]) -> str:
             histograms["ITL"].percentile_ms(q),
         )
         rows.append([f"ITL P{q}", f"{emitted:.2f}", f"{seen:.2f}"])
-    counts, totals = outcome.results.counts, outcome.results.summary()["server"]
+    counts, totals = outcome.results.counts, summary["server"]
     preempted = sum(engine["preemptions"] for engine in totals.values())
     rows.append(["output tokens", str(counts.server_tokens), str(counts.tokens)])
     rows.append(["preemptions", f"{preempted:g}", str(counts.preemptions)])

@@ -6,10 +6,13 @@ import argparse
 import importlib.util
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cluster.commands.common import DEFAULT_ADDRESS
 from cluster.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from loadtests.outcome import Outcome
 
 
 def add_parser(subparsers: Any) -> None:
@@ -28,6 +31,19 @@ def add_parser(subparsers: Any) -> None:
         "--children", type=int, default=1, help="client processes (one does about 8,000 tokens/s)"
     )
     run_parser.set_defaults(run=run)
+    quick_parser = modes.add_parser(
+        "quick",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        help="serve the embedded model and replay the Azure conversation trace, scaled to this "
+        "machine",
+    )
+    quick_parser.add_argument("--requests", type=int, default=200, help="of the trace")
+    quick_parser.add_argument("--slo", default="embedded-cpu", help="objectives by name")
+    quick_parser.add_argument("--out", default="loadtest-results", help="folder for the results")
+    quick_parser.add_argument(
+        "--serve", default="", metavar="OPTIONS", help="further options of `headway serve`"
+    )
+    quick_parser.set_defaults(run=run_quick)
     compare_parser = modes.add_parser("compare", help="two result folders side by side")
     compare_parser.add_argument("a", type=Path, metavar="A")
     compare_parser.add_argument("b", type=Path, metavar="B")
@@ -64,10 +80,25 @@ def run(args: argparse.Namespace) -> int:
     job, folder = job_of(args, args.address), Path(args.out)
     results = run_load(job, args.children, _progress if sys.stderr.isatty() else None)
     outcome = judge(job, results, args.slo, limits_of(args))
-    outcome.write(folder)
-    print("\n".join(outcome.lines()))
-    print(f"report: {folder / 'report.html'}")
-    return outcome.exit_code
+    return _finish(outcome, folder)
+
+
+def run_quick(args: argparse.Namespace) -> int:
+    """The verdict's exit code."""
+    require_load_extra()
+    from cluster.bench import quick
+    from cluster.bench.served import Served
+    from loadtests.objectives import load_objectives
+    from loadtests.targets.base import TargetSpec
+
+    load_objectives(args.slo)
+    if args.requests < 1:
+        raise ConfigError(f"--requests must be at least 1, got {args.requests}")
+    print("starting headway serve", flush=True)
+    with Served(args.serve.split()) as served:
+        target = TargetSpec(address=served.address)
+        outcome = quick.run_quick(target, args.requests, args.slo, print)
+    return _finish(outcome, Path(args.out))
 
 
 def run_compare(args: argparse.Namespace) -> int:
@@ -76,6 +107,13 @@ def run_compare(args: argparse.Namespace) -> int:
 
     print("\n".join(compare_lines(Run.read(args.a), Run.read(args.b))))
     return 0
+
+
+def _finish(outcome: Outcome, folder: Path) -> int:
+    outcome.write(folder)
+    print("\n".join(outcome.lines()))
+    print(f"report: {folder / 'report.html'}")
+    return outcome.exit_code
 
 
 def _progress(results: Any) -> None:

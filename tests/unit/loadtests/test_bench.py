@@ -1,0 +1,126 @@
+"""The experiments' own arithmetic: bisection, rows, variants, reports."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+import pytest
+
+from cluster.bench import experiments, quick
+from cluster.commands import bench
+from cluster.core.config import SchedulerConfig
+from cluster.core.errors import ConfigError
+from cluster.core.policies import make_scheduler
+from loadtests.arrivals import parse_arrivals
+from loadtests.job import Job
+from loadtests.outcome import judge
+from loadtests.scenario import Scenario
+from loadtests.targets.base import TargetSpec
+from tests.unit.loadtests.support import record, results
+
+
+def _server_that_holds(rate: float, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Runs meet the objectives up to that rate."""
+    asked: list[float] = []
+
+    def run_load(job: Job):
+        offered = parse_arrivals(job.scenario.arrivals).rate
+        asked.append(offered)
+        late = 0.05 if offered <= rate else 60.0
+        return results([record(k, first_s=late, last_s=late + 0.09) for k in range(5)])
+
+    monkeypatch.setattr(experiments, "run_load", run_load)
+    return asked
+
+
+def test_bisection_finds_the_highest_rate_that_meets(monkeypatch):
+    _server_that_holds(3.3, monkeypatch)
+    target, said = TargetSpec(), []
+    tried = experiments.highest_rate(target, Scenario(), "embedded-cpu", (1, 9, 6), said.append)
+    assert experiments.best_rate(tried) == pytest.approx(3.25)
+    assert len(tried) == len(said) == 8
+
+
+@pytest.mark.parametrize(("holds", "best", "runs"), [(0.5, 0.0, 1), (20, 9.0, 2)])
+def test_bisection_ends_early_outside_of_its_bounds(holds, best, runs, monkeypatch):
+    asked = _server_that_holds(holds, monkeypatch)
+    tried = experiments.highest_rate(
+        TargetSpec(), Scenario(), "embedded-cpu", (1, 9, 6), lambda _: None
+    )
+    assert experiments.best_rate(tried) == best
+    assert len(asked) == runs
+
+
+def test_a_row_counts_streams_without_the_long_prompts():
+    streams = [record(k, gap_ms=20.0) for k in range(4)]
+    long = record(9, kind="long", gap_ms=400.0, first_s=2.0)
+    outcome = judge(Job(), results([*streams, long]), "embedded-cpu")
+    row = experiments.row_of("chunked", outcome)
+    assert row.itl_p99_ms == pytest.approx(20)
+    assert row.longest_gap_ms == pytest.approx(20)
+    assert row.tpot_p50_ms == pytest.approx(20)
+    assert row.long_ttft_p50_ms == pytest.approx(2000)
+    assert len(experiments.cells(row)) == len(experiments.COLUMNS)
+
+
+def test_the_report_stands_alone_with_every_run_beside_it(tmp_path):
+    rows = [
+        experiments.row_of(name, judge(Job(), results([record()]), "embedded-cpu"))
+        for name in ("continuous", "chunked")
+    ]
+    page = experiments.write_report(tmp_path, "A <title>", rows).read_text()
+    assert "A &lt;title&gt;" in page
+    assert "continuous" in page
+    for name in ("continuous", "chunked"):
+        for file in ("summary.json", "requests.jsonl", "report.html"):
+            assert (tmp_path / name / file).stat().st_size > 0
+
+
+def test_head_of_line_has_streams_and_long_prompts():
+    rows = experiments.head_of_line(16, 100, 1024, 4.0, 5).schedule()
+    assert sum(row.kind == "request" for row in rows) == 16
+    long = [row for row in rows if row.kind == "long"]
+    assert [(row.at_s, row.input_length) for row in long] == [(4.0 * k, 1024) for k in range(1, 6)]
+    assert {row.output_length for row in rows if row.kind == "request"} == {100}
+
+
+def test_the_policies_compared_are_ones_that_serve_takes():
+    from cluster.commands.policy_options import add_policy_options, policy_choice
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--max-num-batched-tokens", type=int)
+    add_policy_options(parser)
+    assert set(experiments.policy_variants(64, 1088, 200.0)) == set(bench.POLICIES)
+    for variant in experiments.policy_variants(64, 1088, 200.0).values():
+        args = parser.parse_args(list(variant.options))
+        config = SchedulerConfig(
+            num_blocks=256,
+            block_size=16,
+            max_num_seqs=20,
+            max_num_batched_tokens=args.max_num_batched_tokens,
+            max_model_len=2048,
+        )
+        make_scheduler(config, policy_choice(args))
+
+
+def _bench(*args: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    bench.add_parser(parser.add_subparsers())
+    return parser.parse_args(["bench", *args])
+
+
+def test_a_wrong_policy_or_variant_is_refused_before_anything_is_served():
+    for args in (_bench("hol", "--policies", "nix"), _bench("kv", "--variant", "nix")):
+        with pytest.raises(ConfigError, match="nix"):
+            args.run(args)
+
+
+def test_the_quick_run_asks_for_half_of_what_the_machine_can_do():
+    trace = replace(quick.TRACE, requests=100)
+    load = quick.scaled(trace, capacity_rps=3.0)
+    rows = load.schedule()
+    assert len(rows) / rows[-1].at_s == pytest.approx(1.5, rel=0.02)
+    assert [r.input_length for r in rows] == [r.input_length for r in trace.schedule()]
+    calibration = quick.calibration_load(trace)
+    assert calibration.closed_users == quick.CALIBRATION_USERS
