@@ -75,7 +75,7 @@ class Outcome:
 
     def lines(self) -> list[str]:
         """What a terminal shows."""
-X:>9}{'P50':>10}{'P90':>10}{'P99':>10}{'95% <':>10}{'max':>10}"]
+        shown = [f"{'':14}{'samples':>9}{'P50':>10}{'P90':>10}{'P99':>10}{'95% <':>10}{'max':>10}"]
         summary = self.results.summary()
         for name, row in summary["latencies_ms"].items():
             bound = "-" if row["p99_bound"] is None else f"{row['p99_bound']:.1f}"
