@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from workers.inverse_cdf import block_weights
+from workers.race import exponentials, token_weights
 
 FIRST_WIDTH = 64
 _SORT_ALL_ABOVE = 0.25
@@ -36,13 +36,13 @@ class Filters(NamedTuple):
 
 
 def draw_filtered(
-    scores: torch.Tensor, peaks: torch.Tensor, filters: Filters, uniforms: torch.Tensor
+    scores: torch.Tensor, peaks: torch.Tensor, filters: Filters, keys: torch.Tensor
 ) -> list[int]:
-    """One id per row: inverse CDF over the kept tokens, most likely first.
+    """One id per row: a race between the kept tokens (workers.race).
 
-    scores: [rows, vocab] fp32. peaks: [rows] fp32 row maxima. uniforms: [rows] fp64 in [0, 1).
+    scores: [rows, vocab] fp32. peaks: [rows] fp32 row maxima. keys: [rows, 2] int32.
     """
-    job = _Job(scores, peaks, filters, _totals(scores, peaks, filters), uniforms)
+    job = _Job(scores, peaks, filters, _totals(scores, peaks, filters), keys)
     chosen, proven = _try(job, min(FIRST_WIDTH, scores.shape[1]))
     unproven = (~proven).nonzero()[:, 0]
     if len(unproven):
@@ -57,7 +57,7 @@ class _Job(NamedTuple):
     peaks: torch.Tensor
     filters: Filters
     totals: torch.Tensor
-    uniforms: torch.Tensor
+    keys: torch.Tensor
 
     def select(self, rows: torch.Tensor) -> _Job:
         """A job of those rows alone. rows: indices."""
@@ -66,7 +66,7 @@ class _Job(NamedTuple):
             self.peaks[rows],
             Filters(*(values[rows] for values in self.filters)),
             self.totals[rows],
-            self.uniforms[rows],
+            self.keys[rows],
         )
 
 
@@ -77,8 +77,8 @@ def _totals(scores: torch.Tensor, peaks: torch.Tensor, filters: Filters) -> torc
     rows = needed.nonzero()[:, 0]
     if len(rows):
         selected = scores if len(rows) == len(scores) else scores[rows]
-        _, cumulative = block_weights(selected, peaks[rows], filters.temperature[rows])
-        totals[rows] = cumulative[:, -1]
+        weights = token_weights(selected, peaks[rows], filters.temperature[rows])
+        totals[rows] = weights.sum(-1, dtype=torch.float64)
     return totals
 
 
@@ -107,7 +107,7 @@ def _try(job: _Job, width: int) -> tuple[torch.Tensor, torch.Tensor]:
     kept = torch.minimum(torch.minimum(top_k, enough), likely)
     # With fewer than top_k candidates the mass that top_p is a share of is not known yet.
     mass_known = whole | (filters.top_p == 1.0) | (top_k <= complete)
-    chosen = _inverse(ids, cumulative, kept.clamp(max=width), job.uniforms)
+    chosen = _race(ids, weights, kept.clamp(max=width), job.keys)
     return chosen, (kept <= complete) & mass_known
 
 
@@ -123,13 +123,13 @@ def _candidates(scores: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.T
     return values, ids.gather(1, order)
 
 
-def _inverse(
-    ids: torch.Tensor, cumulative: torch.Tensor, kept: torch.Tensor, uniforms: torch.Tensor
+def _race(
+    ids: torch.Tensor, weights: torch.Tensor, kept: torch.Tensor, keys: torch.Tensor
 ) -> torch.Tensor:
-    last = kept[:, None] - 1
-    target = uniforms[:, None] * cumulative.gather(1, last)
-    position = torch.searchsorted(cumulative, target, right=True)
-    return ids.gather(1, torch.minimum(position, last))[:, 0]
+    speeds = weights.to(torch.float32) / exponentials(keys, ids)
+    position = torch.arange(ids.shape[1], device=ids.device)
+    speeds = speeds.masked_fill(position >= kept[:, None], -1.0)
+    return ids.gather(1, speeds.argmax(-1, keepdim=True))[:, 0]
 
 
 # -- the second try ----------------------------------------------------------------------------

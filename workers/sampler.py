@@ -2,8 +2,8 @@
 
 Every row is a pure function of (its logits, its parameters, its seed, its output index):
   greedy        argmax, the lowest id wins a tie;
-  unfiltered    inverse CDF over the ids in their order (workers.inverse_cdf);
-  filtered      inverse CDF over the kept tokens, most likely first (workers.nucleus).
+  unfiltered    a race between all tokens (workers.race);
+  filtered      the same race between the kept tokens (workers.nucleus).
 """
 
 from __future__ import annotations
@@ -13,15 +13,12 @@ from typing import NamedTuple
 
 import torch
 
-from cluster.core.sampling import SamplingParams, counter_uniform
-from workers.inverse_cdf import draw_unfiltered
+from cluster.core.sampling import SamplingParams, counter_key
 from workers.nucleus import Filters, draw_filtered
+from workers.race import draw_unfiltered, largest
 
 NOT_FINITE = "the logits are not finite"
 FAILED_TOKEN = -1
-
-_MAX_BLOCK = 128
-"""Divides the vocabulary of every Llama and Qwen; others take the slower way."""
 
 
 class Draw(NamedTuple):
@@ -47,7 +44,7 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> Drawn:
     if not draws:
         return Drawn([], {})
     scores = _mask_stop_tokens(logits, draws)
-    peaks, greedy_ids = _largest(scores)
+    peaks, greedy_ids = largest(scores)
     finite = torch.isfinite(peaks).tolist()
     token_ids = greedy_ids.tolist()
     failed = {row: NOT_FINITE for row, ok in enumerate(finite) if not ok}
@@ -65,22 +62,6 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> Drawn:
             for row, token_id in zip(rows, chosen, strict=True):
                 token_ids[row] = token_id
     return Drawn(token_ids, failed)
-
-
-def _largest(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Per row the maximum and its lowest id, [rows] each; NaN where the row holds one.
-
-    In two levels, because a maximum alone is vectorised (and propagates NaN), one with its
-    index is not: 8 times faster on the CPU.
-    """
-    rows, vocab = scores.shape
-    if vocab % _MAX_BLOCK:
-        peaks, ids = scores.max(dim=-1)
-        return peaks, ids
-    blocks = scores.view(rows, -1, _MAX_BLOCK)
-    peaks, block = blocks.amax(-1).max(dim=-1)
-    inside = blocks[torch.arange(rows, device=scores.device), block].argmax(-1)
-    return peaks, block * _MAX_BLOCK + inside
 
 
 def _mask_stop_tokens(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
@@ -117,7 +98,7 @@ def _select(tensor: torch.Tensor, rows: list[int]) -> torch.Tensor:
 
 
 def _draw_unfiltered(scores: torch.Tensor, peaks: torch.Tensor, draws: list[Draw]) -> list[int]:
-    return draw_unfiltered(scores, peaks, _temperatures(draws, scores), _uniforms(draws, scores))
+    return draw_unfiltered(scores, peaks, _temperatures(draws, scores), _keys(draws, scores))
 
 
 def _draw_filtered(scores: torch.Tensor, peaks: torch.Tensor, draws: list[Draw]) -> list[int]:
@@ -131,7 +112,7 @@ def _draw_filtered(scores: torch.Tensor, peaks: torch.Tensor, draws: list[Draw])
         top_p=torch.tensor([p.top_p for p in params], dtype=torch.float64, device=scores.device),
         min_p=torch.tensor([p.min_p for p in params], dtype=torch.float64, device=scores.device),
     )
-    return draw_filtered(scores, peaks, filters, _uniforms(draws, scores))
+    return draw_filtered(scores, peaks, filters, _keys(draws, scores))
 
 
 def _temperatures(draws: list[Draw], like: torch.Tensor) -> torch.Tensor:
@@ -139,6 +120,8 @@ def _temperatures(draws: list[Draw], like: torch.Tensor) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64, device=like.device)
 
 
-def _uniforms(draws: list[Draw], like: torch.Tensor) -> torch.Tensor:
-    values = [counter_uniform(draw.params.seed, draw.output_index) for draw in draws]
-    return torch.tensor(values, dtype=torch.float64, device=like.device)
+def _keys(draws: list[Draw], like: torch.Tensor) -> torch.Tensor:
+    """[rows, 2] int32: the halves of each row's counter_key."""
+    keys = [counter_key(draw.params.seed, draw.output_index) for draw in draws]
+    halves = [[key & 0xFFFFFFFF, key >> 32] for key in keys]
+    return torch.tensor(halves, dtype=torch.int64, device=like.device).to(torch.int32)

@@ -92,16 +92,20 @@ def _stop_ids(ids: tuple[TokenId, ...]) -> FieldViolation | None:
     return None
 
 
-def counter_uniform(seed: int, index: int) -> float:
-    """The uniform draw in [0, 1) for output token `index` of a request with `seed`.
+def counter_key(seed: int, index: int) -> int:
+    """64 random bits for output token `index` of a request with `seed`.
 
     A pure function, so that a replay draws what the first run drew. SplitMix64 (Steele, Lea,
     Flood 2014) twice: once to spread the seed, once over seed and index together, so that
-    neighbouring seeds do not share a shifted stream. 53 bits reach the double.
+    neighbouring seeds do not share a shifted stream.
     """
     state = _splitmix64(seed & _MASK64)
-    bits = _splitmix64((state + index * 0x9E3779B97F4A7C15) & _MASK64)
-    return (bits >> 11) * (1.0 / (1 << 53))
+    return _splitmix64((state + index * 0x9E3779B97F4A7C15) & _MASK64)
+
+
+def counter_uniform(seed: int, index: int) -> float:
+    """A uniform draw in [0, 1) from the upper 53 bits of counter_key."""
+    return (counter_key(seed, index) >> 11) * (1.0 / (1 << 53))
 
 
 def _splitmix64(value: int) -> int:

@@ -113,7 +113,12 @@ def test_several_preemptions_change_nothing(folder, asked, truth, prefix_cache, 
 
 
 def test_swapping_changes_nothing(folder, asked, truth):
-    choice = PolicyChoice(preemption="swap", host_blocks=64, swap_costs=SwapCosts(1.0, 1e9))
+    choice = PolicyChoice(
+        reservation="prompt",
+        preemption="swap",
+        host_blocks=64,
+        swap_costs=SwapCosts(1.0, 1e9),
+    )
     outputs, scheduler = serve(folder, asked, choice, budget=32, num_blocks=SMALL_POOL)
     assert outputs == truth
     assert scheduler.counters.swapped_blocks > 0

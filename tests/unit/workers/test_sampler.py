@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.core.sampling import SamplingParams, counter_uniform
+from cluster.core.sampling import SamplingParams, counter_key
 from workers.nucleus import FIRST_WIDTH
 from workers.sampler import FAILED_TOKEN, Draw, sample
 
@@ -19,7 +19,7 @@ def params(**values) -> SamplingParams:
 
 
 def distribution(logits: torch.Tensor, p: SamplingParams) -> list[tuple[int, float]]:
-    """The obvious way: sort everything, filter, renormalise. (id, probability) in draw order."""
+    """The obvious way: sort everything, filter, renormalise. (id, probability), likeliest first."""
     rows = sorted(enumerate(logits.double().tolist()), key=lambda item: (-item[1], item[0]))
     peak = rows[0][1]
     weighted = [(i, math.exp((v - peak) / p.temperature)) for i, v in rows]
@@ -35,22 +35,41 @@ def distribution(logits: torch.Tensor, p: SamplingParams) -> list[tuple[int, flo
         weighted = kept
     if p.min_p:
         weighted = [(i, w) for i, w in weighted if w >= p.min_p]
-    # Order of the draw: by id where no filter cuts anything off.
-    if not (0 < p.top_k < len(rows) or p.top_p < 1.0 or p.min_p):
-        weighted.sort()
     total = math.fsum(w for _, w in weighted)
     return [(i, w / total) for i, w in weighted]
 
 
+def noise(key: int, token_id: int) -> float:
+    """The exponential noise of one token, in plain Python."""
+    bits = (token_id * 0x9E3779B1 ^ key) & 0xFFFFFFFF
+    for half in (key >> 32, None):
+        bits = ((bits ^ bits >> 16) * 0x85EBCA6B) & 0xFFFFFFFF
+        bits = ((bits ^ bits >> 13) * 0xC2B2AE35) & 0xFFFFFFFF
+        bits ^= bits >> 16
+        if half is not None:
+            bits ^= half
+    return -math.log1p(-((bits & 0x7FFFFFFF) + 0.5) / (1 << 31))
+
+
 def neighbourhood(logits: torch.Tensor, p: SamplingParams, index: int) -> set[int]:
-    """Ids that an exact sampler may draw when sums are off by a rounding error."""
-    uniform, slack = counter_uniform(p.seed, index), 1e-5
-    reached, begin = set(), 0.0
-    for token_id, probability in distribution(logits, p):
-        if begin - slack <= uniform < begin + probability + slack and probability > 0:
-            reached.add(token_id)
-        begin += probability
-    return reached
+    """Ids that an exact sampler may draw when sums and speeds are off by a rounding error."""
+    key = counter_key(p.seed, index)
+    speeds = {i: q / noise(key, i) for i, q in distribution(logits, p) if q > 0}
+    # Where the filters cut, a rounding error may keep one token more or less.
+    fewer = {i: q / noise(key, i) for i, q in distribution(logits, p)[:-1] if q > 0}
+    more = dict(speeds)
+    order = sorted(enumerate(logits.double().tolist()), key=lambda item: (-item[1], item[0]))
+    if len(more) < len(order) and p.top_k != len(more):
+        weight = math.exp((order[len(more)][1] - order[0][1]) / p.temperature)
+        first = next(iter(speeds))
+        unit = speeds[first] * noise(key, first)
+        more[order[len(more)][0]] = weight * unit / noise(key, order[len(more)][0])
+    near: set[int] = set()
+    for race in (speeds, fewer, more):
+        if race:
+            best = max(race.values())
+            near |= {i for i, speed in race.items() if speed >= best * (1 - 1e-5)}
+    return near
 
 
 @st.composite
@@ -232,7 +251,23 @@ def test_draws_follow_seed_and_index():
     first = [sample(logits, [Draw(params(seed=s), i)]).token_ids[0] for s, i in draws]
     again = [sample(logits, [Draw(params(seed=s), i)]).token_ids[0] for s, i in draws]
     assert first == again
-    assert first == [int(counter_uniform(s, i) * 1000) for s, i in draws]
+    assert len(set(first)) > 250
+    keys = [counter_key(s, i) for s, i in draws]
+    assert first == [min(range(1000), key=lambda t, k=key: noise(k, t)) for key in keys]
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_k": 50}], ids=str)
+def test_a_rounding_error_hardly_ever_changes_a_draw(filters):
+    """A replay in another batch has logits that differ in the last bits. An inverse CDF over a
+    vocabulary like this one draws otherwise about once in a hundred times."""
+    logits = torch.randn(8, 49_152, generator=torch.Generator().manual_seed(3)) * 2
+    rounded = logits * (1 + 2e-7 * torch.randn(logits.shape))
+    changed = 0
+    for index in range(120):
+        draws = [Draw(params(seed=row, **filters), index) for row in range(8)]
+        one, other = sample(logits, draws).token_ids, sample(rounded, draws).token_ids
+        changed += sum(a != b for a, b in zip(one, other, strict=True))
+    assert changed <= 1
 
 
 def test_no_rows():
