@@ -45,7 +45,8 @@ def test_two_engines_serve_many_streams_exactly():
 
 def test_preempted_streams_are_exact():
     async def scenario():
-        engine = Engine("a", num_blocks=30)
+        choice = PolicyChoice(reservation="prompt")
+        engine = Engine("a", num_blocks=30, policies=choice)
         async with fleet(engine) as dispatcher:
             requests = [request(n, max_tokens=60) for n in range(12)]
             streams = [await dispatcher.open(r) for r in requests]

@@ -7,6 +7,7 @@ from cluster.core.invariants import check_plan, check_scheduler
 from cluster.core.outcome import Outcome
 from cluster.core.plan import StepPlan
 from cluster.core.request import EngineRequest
+from cluster.core.reserve import KnownTokens
 from cluster.core.sampling import SamplingParams
 from cluster.core.scheduler import Policies, Scheduler
 from cluster.sim.shadow import ShadowExecutor, reference_output
@@ -27,6 +28,8 @@ class Driver:
             "watermark": 0.0,
         } | limits
         self.config = SchedulerConfig(**values)  # type: ignore[arg-type]
+        # Without a forecast of the peak the pool is overcommitted: what these tests are about.
+        policies = policies or Policies(reservation=KnownTokens())
         self.scheduler = Scheduler(self.config, policies)
         self.executor = ShadowExecutor(
             num_blocks=self.config.num_blocks, block_size=self.config.block_size, vocab=VOCAB

@@ -45,7 +45,7 @@ def driver(batching: str = "chunked", options: dict | None = None, **limits: flo
         batching,
         batch_size=int(limits.get("max_num_seqs", 8)),
         block_size=int(limits.get("block_size", 4)),
-        **(options or {}),
+        **{"reservation": "prompt", **(options or {})},
     )
     return Driver(policies, **limits)
 
