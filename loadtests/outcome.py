@@ -85,9 +85,7 @@ class Outcome:
             f"{summary['requests_per_s']:.2f} requests/s, {summary['tokens_per_s']:.1f} tokens/s, "
             f"goodput {self.goodput_rps:.2f} requests/s; times in ms"
         )
-        for check in (*self.validity, *self.verdicts):
-            mark = "ok    " if check.passed else "FAILED"
-            shown.append(f"{mark} {check.name}: {check.value} (limit {check.limit})")
+        shown += [check.line() for check in (*self.validity, *self.verdicts)]
         shown += [f"error {name}: {count}" for name, count in self.results.errors.items()]
         shown.append(VERDICTS[self.exit_code])
         return shown

@@ -29,6 +29,11 @@ class Check:
     limit: str
     passed: bool
 
+    def line(self) -> str:
+        """For a terminal."""
+        mark = "ok    " if self.passed else "FAILED"
+        return f"{mark} {self.name}: {self.value} (limit {self.limit})"
+
 
 def validity_checks(results: Results, limits: Limits, *, closed_loop: bool = False) -> list[Check]:
     """All checks, passed or not; a run is valid when all passed.

@@ -44,6 +44,15 @@ def add_parser(subparsers: Any) -> None:
         "--serve", default="", metavar="OPTIONS", help="further options of `headway serve`"
     )
     quick_parser.set_defaults(run=run_quick)
+    check_parser = modes.add_parser(
+        "selfcheck",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        help="whether this machine can measure: known gaps read back at full rate",
+    )
+    check_parser.add_argument("--tokens-per-s", type=float, default=7500.0)
+    check_parser.add_argument("--seconds", type=float, default=10.0)
+    check_parser.add_argument("--children", type=int, default=1, help="client processes")
+    check_parser.set_defaults(run=run_selfcheck)
     compare_parser = modes.add_parser("compare", help="two result folders side by side")
     compare_parser.add_argument("a", type=Path, metavar="A")
     compare_parser.add_argument("b", type=Path, metavar="B")
@@ -99,6 +108,19 @@ def run_quick(args: argparse.Namespace) -> int:
         target = TargetSpec(address=served.address)
         outcome = quick.run_quick(target, args.requests, args.slo, print)
     return _finish(outcome, Path(args.out))
+
+
+def run_selfcheck(args: argparse.Namespace) -> int:
+    """0 when everything was read back, 4 when not."""
+    require_load_extra()
+    from loadtests.selfcheck import SelfCheck
+
+    check = SelfCheck(args.tokens_per_s, seconds=args.seconds, children=args.children)
+    results = check.run()
+    checks = check.checks(results)
+    for item in checks:
+        print(item.line())
+    return 0 if all(item.passed for item in checks) else 4
 
 
 def run_compare(args: argparse.Namespace) -> int:

@@ -14,6 +14,7 @@ from loadtests.bounds import lower_rank, percentile_interval, upper_rank
 from loadtests.histograms import Histogram, Histograms
 from loadtests.objectives import Objectives, exit_code, load_objectives
 from loadtests.records import Record, read_records, write_records
+from loadtests.selfcheck import SelfCheck
 from loadtests.validity import Limits, validity_checks
 from tests.unit.loadtests.support import record, results
 
@@ -206,3 +207,15 @@ def test_a_summary_is_json_without_surprises():
 def test_unknown_fields_of_a_record_are_left_out():
     values = json.loads(record().to_json())
     assert Record.from_json({**values, "later": 1}).to_json() == record().to_json()
+
+
+def test_the_self_check_finds_a_client_that_reads_other_gaps():
+    check = SelfCheck(tokens_per_s=100, output=10, seconds=1)
+    assert check.scenario().schedule()[-1].output_length == 10
+    for gap_ms, failed in ((10.0, set()), (10.4, {"TPOT P50", "ITL P50"}), (12, {"ITL P99"})):
+        run = results([record(k, gap_ms=gap_ms) for k in range(5)])
+        for _ in range(45):
+            run.histograms["ITL emitted"].add(10_000)
+        found = {c.name for c in check.checks(run) if not c.passed}
+        assert found >= failed
+        assert bool(found) == bool(failed)
