@@ -7,6 +7,7 @@ and one event may hold several tokens, of which only the server's `usage` tells 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import time
@@ -65,8 +66,11 @@ class OpenAiTarget:
                 await self._read(response, sink)
         except aiohttp.ClientError as error:
             sink.record.error = type(error).__name__
-        except TimeoutError:
+        except asyncio.TimeoutError:
             sink.record.error = "TIMEOUT"
+        except (ValueError, AttributeError, TypeError):
+            # Not an event of this protocol; what else the server sends is not looked at.
+            sink.record.error = "BAD_EVENT"
 
     async def _read(self, response: aiohttp.ClientResponse, sink: Sink) -> None:
         record, done = sink.record, False

@@ -68,6 +68,8 @@ async def _completions(request: web.Request) -> web.StreamResponse:
     body = await request.json()
     if body["seed"] == 7:
         return web.Response(status=503)
+    if body["seed"] == 8:
+        return web.Response(text='data: ["no event"]\n\n')
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
     for place in range(body["max_tokens"]):
@@ -116,9 +118,9 @@ def test_another_server_is_driven_with_the_same_schedule(tmp_path):
         code = _run(url, out, "--target", "openai", "--model", "any", "--warmup", "0.1")
     assert code == 3
     summary = json.loads((out / "summary.json").read_text())
-    assert summary["errors"] == {"HTTP_503": 1}
+    assert summary["errors"] == {"HTTP_503": 1, "BAD_EVENT": 1}
     assert summary["counts"]["sent"] == 30
-    assert summary["counts"]["tokens"] == 29 * 20
+    assert summary["counts"]["tokens"] == 28 * 20
     assert summary["latencies_ms"]["TPOT"]["p50"] == pytest.approx(5, rel=0.5)
     with pytest.raises(Exception, match="--model"):
         _run("127.0.0.1:1", out, "--target", "openai")
