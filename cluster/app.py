@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 
 from ray import serve
@@ -18,6 +19,7 @@ from cluster.text.tokenizer import Tokenizer
 
 APP_NAME = "headway"
 ROUTER_GRACE_S = 5.0
+LAST_WORDS_S = 0.5
 
 
 def build_engine(
@@ -53,9 +55,19 @@ class RunningRouter:
         await self._dispatcher.set_engines(addresses)
 
     async def stop(self) -> None:
-        """No new calls, a grace period for those under way, then the engines are let go."""
+        """No new calls, a grace period for those under way, then the engines are let go.
+
+        What still runs shortly before the grace is over is ended by us, with a reason; gRPC would
+        cut it off without one.
+        """
+        last_words = asyncio.create_task(self._end_streams_after(ROUTER_GRACE_S - LAST_WORDS_S))
         await self._server.stop(ROUTER_GRACE_S)
+        last_words.cancel()
         await self._dispatcher.close()
+
+    async def _end_streams_after(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        self._dispatcher.end_streams()
 
 
 async def build_router(settings: ServeSettings, router_id: str) -> RunningRouter:

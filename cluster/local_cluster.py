@@ -8,6 +8,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import TracebackType
 
 import ray
@@ -42,6 +43,9 @@ class LocalCluster:
         self._say = say
         self.log_folder = ""
         """Where Ray and the replicas write their logs; known once Ray is up."""
+        self.address = settings.gateway.address
+        """Of the front door; with the port that was taken once deploy() is done."""
+        self.model_name = Path(settings.worker.model).name
 
     def __enter__(self) -> LocalCluster:
         self._say("starting Ray on this machine")
@@ -89,6 +93,9 @@ class LocalCluster:
                 serve.run(application(self._settings), name=APP_NAME, route_prefix=None)
             except RuntimeError as error:
                 raise StartFailed(self._reason(error)) from error
+        ports = [report.port for report in CoordinatorClient().reports() if report.port]
+        host = self.address.rpartition(":")[0]
+        self.address = f"{host}:{ports[-1]}" if ports else self.address
 
     def wait(self, stop: threading.Event) -> None:
         """Until `stop` is set."""

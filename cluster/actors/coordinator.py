@@ -20,12 +20,14 @@ CALL_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class StartupReport:
-    """How far a replica's start has come. share: 0 to 1. error: why it failed, "" if it has not."""
+    """How far a replica's start has come. share: 0 to 1. error: why it failed, "" if it has not.
+    port: of the front door, once a router listens; 0 otherwise."""
 
     source: str
     stage: str
     share: float
     error: str = ""
+    port: int = 0
 
 
 class Coordinator:

@@ -52,7 +52,9 @@ class RouterReplica:
             raise
         self._follower = threading.Thread(target=self._follow_engines, daemon=True)
         self._follower.start()
-        self._coordinator.report(StartupReport(self._router_id, "ready", 1.0))
+        self._coordinator.report(
+            StartupReport(self._router_id, "ready", 1.0, port=self._router.port)
+        )
         logger.info("%s serves on port %d", self._router_id, self._router.port)
 
     def check_health(self) -> None:

@@ -1,1 +1,1 @@
-"""Benchmarks as commands. They measure the classes that serve, and print ratios where there is a peer."""
+"""Benchmarks as commands: they measure the classes that serve, beside a peer where there is one."""

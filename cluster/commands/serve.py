@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import os
 import secrets
+import shutil
 import signal
+import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +22,7 @@ from cluster.gateway.config import DEFAULT_ADDRESS, GatewayConfig, TlsFiles
 from cluster.progress import StageLines, Timeline
 
 if TYPE_CHECKING:
+    from cluster.local_cluster import LocalCluster
     from cluster.settings import ServeSettings
 
 
@@ -104,13 +108,16 @@ def run(args: argparse.Namespace) -> int:
     model = _model_folder(args.model, say)
     preflight.check_memory(sum(f.stat().st_size for f in model.glob("*.safetensors")))
     settings = _settings(args, model, gateway)
-    _check_worker(settings)
-    stop = _stop_signal()
+    settings = _checked(settings)
+    stop = StopSignal()
+    stop.listen()
     with LocalCluster(settings, say) as cluster:
+        # Once more: ray.init() has put its own handler of SIGTERM in place, which aborts.
+        stop.listen()
         cluster.deploy()
-        _say_ready(say, args.address, model, cluster.log_folder)
+        _say_ready(say, cluster)
         with contextlib.suppress(KeyboardInterrupt):
-            cluster.wait(stop)
+            cluster.wait(stop.event)
     return 0
 
 
@@ -132,13 +139,20 @@ def _model_folder(given: str | None, say: Any) -> Path:
     return folder
 
 
-def _check_worker(settings: ServeSettings) -> None:
-    """What a worker or a router would refuse is refused before anything is started."""
+def _checked(settings: ServeSettings) -> ServeSettings:
+    """What a worker or a router would refuse is refused before anything is started.
+
+    On CPU the number of blocks is settled here; on a GPU each engine finds it out on its own.
+    """
+    from cluster.gateway.server import check_gateway
     from cluster.text.tokenizer import Tokenizer
     from workers.executor import check_config
 
-    check_config(settings.worker, settings.policies.host_blocks)
-    Tokenizer.from_folder(settings.worker.model)
+    worker = check_config(settings.worker, settings.policies.host_blocks)
+    check_gateway(settings.gateway, Tokenizer.from_folder(settings.worker.model))
+    if settings.gpus_per_engine:
+        return settings
+    return dataclasses.replace(settings, worker=worker)
 
 
 def _settings(args: argparse.Namespace, model: Path, gateway: GatewayConfig) -> ServeSettings:
@@ -195,28 +209,44 @@ def _either(given: int | None, default: int) -> int:
     return default if given is None else given
 
 
-def _say_ready(say: Any, address: str, model: Path, log_folder: str) -> None:
+def _say_ready(say: Any, cluster: LocalCluster) -> None:
+    address = cluster.address
     where = "" if address == DEFAULT_ADDRESS else f" --address {address}"
-    say(f"ready: {model.name} on {address} (gRPC); logs in {log_folder}")
+    command = _command_name()
+    say(f"ready: {cluster.model_name} on {address} (gRPC); logs in {cluster.log_folder}")
     print(
         "\nIn another terminal:\n"
-        f'    headway generate{where} "Why is the sky blue?"\n'
-        f"    headway status{where}\n"
+        f'    {command} generate{where} "Why is the sky blue?"\n'
+        f"    {command} status{where}\n"
         "Ctrl-C stops everything.\n",
         flush=True,
     )
 
 
-def _stop_signal() -> threading.Event:
-    """Set by the first SIGINT or SIGTERM; a second one ends the process at once."""
-    stop = threading.Event()
+def _command_name() -> str:
+    """How this program can be called from the same folder: `headway`, or its path."""
+    program = Path(sys.argv[0])
+    if program.name != "headway" or shutil.which("headway") is not None:
+        return "headway"
+    try:
+        return str(program.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(program)
 
-    def on_signal(number: int, frame: Any) -> None:
-        if stop.is_set():
+
+class StopSignal:
+    """SIGINT and SIGTERM end the application in order; a second one ends the process at once."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+
+    def listen(self) -> None:
+        """Take over both signals, from whoever has them."""
+        signal.signal(signal.SIGINT, self._on_signal)
+        signal.signal(signal.SIGTERM, self._on_signal)
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        if self.event.is_set():
             os._exit(128 + number)
-        stop.set()
+        self.event.set()
         raise KeyboardInterrupt
-
-    signal.signal(signal.SIGINT, on_signal)
-    signal.signal(signal.SIGTERM, on_signal)
-    return stop

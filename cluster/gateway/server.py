@@ -18,6 +18,7 @@ from cluster.gateway.config import GatewayConfig, TlsFiles
 from cluster.gateway.encoding import EncodePool
 from cluster.gateway.health import HealthReporter
 from cluster.gateway.interceptors import ApiKeyInterceptor, ApiKeys, InFlight, InFlightInterceptor
+from cluster.gateway.mapping import check_defaults
 from cluster.gateway.servicer import InferenceServicer
 from cluster.router.stream import TokenSource
 from cluster.text.tokenizer import Tokenizer
@@ -84,6 +85,15 @@ def build_server(source: TokenSource, tokenizer: Tokenizer, config: GatewayConfi
     reflection.enable_server_reflection(names, server)
 
     return GatewayServer(server, reporter, encoder, _bind(server, config))
+
+
+def check_gateway(config: GatewayConfig, tokenizer: Tokenizer) -> None:
+    """What build_server() would refuse, without a server. Raises ConfigError, ModelError."""
+    if config.api_keys_file is not None:
+        ApiKeys.from_file(config.api_keys_file)
+    if config.tls is not None:
+        _credentials(config.tls)
+    check_defaults(tokenizer.defaults)
 
 
 def channel_options(config: GatewayConfig) -> list[tuple[str, int]]:

@@ -49,6 +49,7 @@ class ActiveStream:
         self._on_close = on_close
         self._on_reader = on_reader
         self._opened_s = time.monotonic()
+        self._placed_s: float | None = None
         self._delivered = 0
         self._emit_time_s = 0.0
         self._error: HeadwayError | None = None
@@ -67,6 +68,12 @@ class ActiveStream:
     @property
     def sequence_len(self) -> int:
         return len(self.log.prompt_ids) + self.log.sampling.max_tokens
+
+    def place(self, producer: Producer) -> None:
+        """An engine takes the log over, from its next index on."""
+        self.producer = producer
+        # Once tokens have come, an engine has worked on it: no later one says how long it queued.
+        self._placed_s = self._age() if not self.log.emitted else None
 
     # -- the producer's side -------------------------------------------------------------------
 
@@ -102,8 +109,8 @@ class ActiveStream:
             )
 
     def _book(self, stats: StreamStats) -> None:
-        if self.timing.queue_s is None:
-            self.timing.queue_s = stats.queue_s
+        if self._placed_s is not None:
+            self.timing.queue_s = self._placed_s + stats.queue_s
         self.timing.preemptions += stats.preemptions
         self.timing.total_s = self._age()
 

@@ -92,11 +92,15 @@ class Dispatcher:
             if not self._links[address].connected:
                 await self._links.pop(address).close()
 
-    async def close(self) -> None:
-        """End every stream with Unavailable and let the engines go."""
+    def end_streams(self) -> None:
+        """End every stream with Unavailable and take no more."""
         self._closing = True
         for stream in list(self._active):
-            stream.fail(Unavailable("the router is shutting down"))
+            self._fail(stream, Unavailable("the router is shutting down; ask again elsewhere"))
+
+    async def close(self) -> None:
+        """End every stream and let the engines go."""
+        self.end_streams()
         self._watch.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._watch
@@ -154,7 +158,7 @@ class Dispatcher:
         engine = by_snapshot[id(chosen)]
         number = engine.next_stream
         engine.next_stream += 1
-        stream.producer = Producer(engine.link, number, stream.log.open_epoch())
+        stream.place(Producer(engine.link, number, stream.log.open_epoch()))
         engine.streams[number] = stream
         chosen.submitted(number, len(stream.log.prompt_ids) + len(stream.log.emitted))
         engine.link.send(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -99,3 +100,16 @@ def test_the_lifecycle_diagram_in_the_docs_is_generated():
     from cluster.core.lifecycle import mermaid
 
     assert mermaid() in (ROOT / "ARCHITECTURE.md").read_text()
+
+
+def _readme_commands() -> list[list[str]]:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    called = [line for line in lines if line.startswith(".venv/bin/headway ")]
+    return [shlex.split(line, comments=True)[1:] for line in called]
+
+
+@pytest.mark.parametrize("arguments", _readme_commands(), ids=" ".join)
+def test_commands_in_the_readme_parse(arguments):
+    from cluster.cli import build_parser
+
+    assert callable(build_parser().parse_args(arguments).run)

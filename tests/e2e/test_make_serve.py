@@ -137,6 +137,10 @@ def test_a_taken_port_is_named_before_anything_starts(app: App):
         (("--watermark", "1.5"), "watermark must be in [0, 1), got 1.5"),
         (("--address", "nowhere"), "address must be host:port, got 'nowhere'"),
         (("--max-model-len", "100000"), "max_model_len must be at most 8192"),
+        (("--attention-backend", "nope"), "nope"),
+        (("--api-keys-file", "/nonexistent/keys"), "/nonexistent/keys"),
+        (("--policy", "static", "--budget", "itl"), "'itl'"),
+        (("--address", ":50051"), "host"),
     ],
 )
 def test_impossible_configuration_is_refused_before_anything_starts(args, message):

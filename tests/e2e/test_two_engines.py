@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from headway.client import AsyncClient, Delta, Finished, Sampling
+from headway.errors import RetryableError
 from tests.e2e.app import App, headway
 from tests.e2e.tiny_folder import write_tiny_folder
 
@@ -122,3 +123,32 @@ def test_streams_survive_the_death_of_an_engine(app: App):
             await idle(client)
 
     asyncio.run(scenario())
+
+
+def test_sigterm_stops_in_order_and_tells_the_streams(tmp_path: Path):
+    """What systemd, docker stop and Kubernetes send. The stream gets a reason, not a cut line."""
+    folder = write_tiny_folder(tmp_path / "tiny", max_len=1 << 16)
+    command = headway(
+        *("serve", "--model", str(folder), "--address", "127.0.0.1:0", "--num-blocks", "6000")
+    )
+    app = App(command).start()
+    (ready,) = [line for line in app.lines if "ready: tiny on" in line]
+    address = ready.split(" on ")[1].split()[0]
+    assert not address.endswith(":0"), "the port that was taken is not told"
+
+    async def scenario() -> RetryableError:
+        async with AsyncClient(address) as client:
+            events = client.generate([5, 6, 7], Sampling(max_tokens=60_000, ignore_eos=True))
+            async for event in events:
+                if isinstance(event, Delta):
+                    break
+            os.kill(app.process.pid, signal.SIGTERM)
+            with pytest.raises(RetryableError) as ended:
+                [_ async for _ in events]
+            return ended.value
+
+    ended = asyncio.run(scenario())
+    assert "shutting down" in str(ended)
+    assert app.process.wait(60) == 0, app.lines
+    assert any("stopped" in line for line in app.lines)
+    assert app.survivors() == []

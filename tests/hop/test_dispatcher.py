@@ -109,6 +109,24 @@ def test_streams_wait_for_an_engine_and_survive_its_restart():
     run(scenario())
 
 
+def test_the_queue_time_counts_the_wait_for_an_engine():
+    async def scenario():
+        engine = Engine("a")
+        address = await engine.start()
+        async with fleet() as dispatcher:
+            waiting = await dispatcher.open(request(1))
+            await asyncio.sleep(0.4)
+            await dispatcher.set_engines({address})
+            await read_all(waiting)
+            assert 0.4 <= waiting.timing.queue_s <= waiting.timing.first_token_s
+            at_once = await dispatcher.open(request(2))
+            await read_all(at_once)
+            assert at_once.timing.queue_s < 0.3
+        await engine.stop()
+
+    run(scenario())
+
+
 def test_a_silent_engine_is_lost():
     async def scenario():
         engines = Engine("a", step_s=0.002), Engine("b", step_s=0.002)
