@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.commands.loadtest import require_load_extra
-from cluster.core.errors import ConfigError
+from cluster.core.errors import ConfigError, HeadwayError
 
 if TYPE_CHECKING:
     from cluster.bench.experiments import Experiment, Row, Variant
@@ -96,7 +97,7 @@ def _add_common(parser: argparse.ArgumentParser, out: str) -> None:
 
 
 def run_hol(args: argparse.Namespace) -> int:
-    """0 when every variant was measured validly, 4 when not."""
+    """0 when every variant was measured validly, 4 when not, 1 when one could not be served."""
     require_load_extra()
     from cluster.bench.experiments import Experiment, head_of_line, policy_variants
 
@@ -113,7 +114,7 @@ def run_hol(args: argparse.Namespace) -> int:
     )
     rows = _compare(experiment, args.out)
     _say_gain(rows)
-    return _code(rows)
+    return _code(experiment, rows)
 
 
 def run_kv(args: argparse.Namespace) -> int:
@@ -136,7 +137,7 @@ def run_kv(args: argparse.Namespace) -> int:
             *_serve(args),
         ),
     )
-    return _code(_compare(experiment, args.out))
+    return _code(experiment, _compare(experiment, args.out))
 
 
 def run_goodput(args: argparse.Namespace) -> int:
@@ -210,7 +211,13 @@ def _compare(experiment: Experiment, folder: Path) -> list[Row]:
     rows = []
     for variant in experiment.variants:
         print(f"serving: {variant.name}", flush=True)
-        rows.append(run_variant(experiment, variant))
+        try:
+            rows.append(run_variant(experiment, variant))
+        except HeadwayError as error:
+            # What was measured before it must not be lost.
+            print(f"{variant.name}: {error}", file=sys.stderr, flush=True)
+    if not rows:
+        raise HeadwayError("no variant could be measured")
     folder.mkdir(parents=True, exist_ok=True)
     path = write_report(folder, f"Headway: {experiment.title}", rows)
     table = new_table("", *(label for label, _, _ in COLUMNS), "verdict")
@@ -240,7 +247,9 @@ def _say_gain(rows: Sequence[Row]) -> None:
         print(f"  {label}: {100.0 * (other / one - 1):+.1f}%" if one else f"  {label}: -")
 
 
-def _code(rows: Sequence[Row]) -> int:
+def _code(experiment: Experiment, rows: Sequence[Row]) -> int:
+    if len(rows) < len(experiment.variants):
+        return 1
     return 4 if any(row.outcome.exit_code == 4 for row in rows) else 0
 
 
