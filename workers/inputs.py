@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,13 +24,26 @@ class InputLimits:
     num_blocks: int
 
 
+class ScoredPrompt(NamedTuple):
+    """Prompt tokens [first, first + count) of a lane, scored by the positions before them.
+    row: in the plan. top: how many of the likeliest are wanted."""
+
+    row: int
+    lane: int
+    first: int
+    count: int  # type: ignore[assignment]  # a field here; nobody needs tuple.count
+    top: int
+
+
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """A step ready to run. lanes: of the rows that sample, in row order."""
+    """A step ready to run. lanes: of the rows that sample, in row order; the first logits are
+    theirs. scored: prompt positions whose logits follow, in this order."""
 
     batch: Batch
     meta: StepMeta
     lanes: list[int]
+    scored: list[ScoredPrompt]
 
 
 class InputBuilder:
@@ -45,7 +59,7 @@ class InputBuilder:
         self._slot_mapping = StagedBuffer((tokens,), device)
         self._positions = StagedBuffer((tokens,), device)
         self._token_ids = StagedBuffer((tokens,), device)
-        self._logits_index = StagedBuffer((seqs,), device)
+        self._logits_index = StagedBuffer((seqs + tokens,), device)
 
     def build(self, plan: StepPlan) -> StepInputs:
         """Grant the rows' new blocks and write the step into the buffers.
@@ -67,9 +81,41 @@ class InputBuilder:
             raise RuntimeError(f"plan {plan.step}: {num_tokens} tokens, not {plan.num_tokens}")
         self._write_tokens(lanes, starts - bounds[:-1], counts, num_tokens)
         samples = np.array([row.samples for row in rows], dtype=bool)
-        meta = self._write_sequences(plan, lanes, bounds, ends, samples)
+        scored = self._scored(plan, lanes)
+        self._write_logits_index(bounds, samples, starts, scored)
+        num_logits = int(samples.sum()) + sum(prompt.count for prompt in scored)
+        meta = self._write_sequences(plan, lanes, bounds, ends, num_logits)
         batch = Batch(self._token_ids.publish(num_tokens), meta.positions, meta.logits_index)
-        return StepInputs(batch, meta, lanes[samples].tolist())
+        return StepInputs(batch, meta, lanes[samples].tolist(), scored)
+
+    def _scored(self, plan: StepPlan, lanes: np.ndarray) -> list[ScoredPrompt]:
+        """The prompt tokens that this step scores for sequences that asked for it."""
+        scored: list[ScoredPrompt] = []
+        for at, row in enumerate(plan.rows):
+            lane = int(lanes[at])
+            top = self._table.prompt_top(lane)
+            if top is None:
+                continue
+            # The logits of position p score the token at p + 1.
+            count = min(row.start + row.count + 1, self._table.prompt_len(lane)) - row.start - 1
+            if count > 0:
+                scored.append(ScoredPrompt(at, lane, row.start + 1, count, top))
+        return scored
+
+    def _write_logits_index(
+        self,
+        bounds: np.ndarray,
+        samples: np.ndarray,
+        starts: np.ndarray,
+        scored: list[ScoredPrompt],
+    ) -> None:
+        index = self._logits_index.array
+        at = int(samples.sum())
+        index[:at] = bounds[1:][samples] - 1
+        for prompt in scored:
+            begin = int(bounds[prompt.row]) + prompt.first - 1 - int(starts[prompt.row])
+            index[at : at + prompt.count] = np.arange(begin, begin + prompt.count)
+            at += prompt.count
 
     # -- checks --------------------------------------------------------------------------------
 
@@ -142,15 +188,14 @@ class InputBuilder:
         lanes: np.ndarray,
         bounds: np.ndarray,
         ends: np.ndarray,
-        samples: np.ndarray,
+        num_logits: int,
     ) -> StepMeta:
         num_seqs, max_k = len(lanes), int(ends.max())
         width = blocks_for(max_k, self._table.block_size)
-        num_tokens, num_logits = int(bounds[-1]), int(samples.sum())
+        num_tokens = int(bounds[-1])
         self._cu_seqlens_q.array[: num_seqs + 1] = bounds
         self._seqused_k.array[:num_seqs] = ends
         self._block_table.array[:num_seqs, :width] = self._table.blocks[lanes, :width]
-        self._logits_index.array[:num_logits] = bounds[1:][samples] - 1
         return StepMeta(
             num_seqs=num_seqs,
             num_tokens=num_tokens,

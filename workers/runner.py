@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
-from cluster.core.plan import StepPlan, StepResult
+from cluster.core.ids import SequenceId
+from cluster.core.plan import PromptLogprobs, StepPlan, StepResult, TokenLogprob
 from workers.attention.backend import AttentionBackend, LayerCache
 from workers.blockmoves import BlockMover
-from workers.inputs import InputBuilder
+from workers.inputs import InputBuilder, StepInputs
+from workers.logprobs import token_logprobs
 from workers.models.base import Model
-from workers.sampler import Draw, sample
+from workers.sampler import Draw, Drawn, sample
 from workers.sequences import SequenceTable
 
 
@@ -59,8 +61,9 @@ class ModelRunner:
             logits = self._loaded.model.forward(
                 step.batch, self._loaded.attention, self._loaded.caches
             )
-            drawn = sample(logits, draws)
-        result = StepResult(plan.step, drawn.token_ids)
+            drawn = sample(logits[: len(draws)], draws)
+            chosen, prompts = self._score(plan, step, logits, drawn)
+        result = StepResult(plan.step, drawn.token_ids, logprobs=chosen, prompt_logprobs=prompts)
         sampled = [row.seq_id for row in plan.rows if row.samples]
         for row, (lane, token_id) in enumerate(zip(step.lanes, drawn.token_ids, strict=True)):
             if row in drawn.failed:
@@ -69,3 +72,29 @@ class ModelRunner:
             else:
                 self._table.append(lane, token_id)
         return result
+
+    def _score(
+        self, plan: StepPlan, step: StepInputs, logits: torch.Tensor, drawn: Drawn
+    ) -> tuple[dict[SequenceId, TokenLogprob], dict[SequenceId, PromptLogprobs]]:
+        """Log-probabilities of drawn tokens and of prompt tokens, of those who asked for them."""
+        params = [self._table.sampling(lane)[0] for lane in step.lanes]
+        wanted = [
+            row
+            for row, asked in enumerate(params)
+            if asked.logprobs is not None and row not in drawn.failed
+        ]
+        sampled = [row.seq_id for row in plan.rows if row.samples]
+        entries = token_logprobs(
+            logits[wanted],
+            [drawn.token_ids[row] for row in wanted],
+            [params[row].logprobs or 0 for row in wanted],
+        )
+        chosen = {sampled[row]: entry for row, entry in zip(wanted, entries, strict=True)}
+        prompts: dict[SequenceId, PromptLogprobs] = {}
+        at = len(step.lanes)
+        for row, lane, first, count, top in step.scored:
+            ids = self._table.token_ids[lane, first : first + count].tolist()
+            scores = token_logprobs(logits[at : at + count], ids, [top] * count)
+            prompts[plan.rows[row].seq_id] = PromptLogprobs(first, scores)
+            at += count
+        return chosen, prompts

@@ -103,6 +103,14 @@ class SequenceTable:
         """Note that a sequence failed; until released it may still stand in rows as padding."""
         self.ended[lane] = True
 
+    def prompt_len(self, lane: int) -> int:
+        return self._prompt_len[lane]
+
+    def prompt_top(self, lane: int) -> int | None:
+        """How many log-probabilities per prompt token are asked for; None if none are."""
+        params = self._sampling[lane]
+        return None if params is None else params.prompt_logprobs
+
     def sampling(self, lane: int) -> tuple[SamplingParams, int]:
         """Parameters and index of the next output token."""
         params = self._sampling[lane]

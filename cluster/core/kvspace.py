@@ -72,7 +72,7 @@ class KvSpace:
 
     def hits(self, sequence: Sequence) -> tuple[list[BlockId], PartialHit | None]:
         """Blocks that the sequence could share, and one to copy, instead of computing them."""
-        if sequence.host_blocks:
+        if sequence.host_blocks or sequence.wants_prompt_scored:
             return [], None
         hits = self.prefix.match(sequence, self.pool)
         return hits, self.prefix.match_partial(sequence, len(hits), self.pool)

@@ -77,6 +77,24 @@ class StepPlan:
     copies: list[BlockCopy] = field(default_factory=list)
 
 
+class TokenLogprob(NamedTuple):
+    """Natural logarithms, of the model's own distribution: before temperature and filters.
+
+    top: (token id, log-probability) of the likeliest, as many as were asked for.
+    """
+
+    token_id: TokenId
+    logprob: float
+    top: list[tuple[TokenId, float]]
+
+
+class PromptLogprobs(NamedTuple):
+    """entries[i] is of the prompt's token at position first + i."""
+
+    first: int
+    entries: list[TokenLogprob]
+
+
 @dataclass(slots=True)
 class StepResult:
     """What a step produced.
@@ -84,10 +102,13 @@ class StepResult:
     token_ids: one id per row with `samples`, in row order. The executor has already appended
     each to its own copy of the sequence.
     failed: seq_id -> reason, for rows whose logits gave no token (not finite); their entry in
-    token_ids is -1. elapsed_s: seconds the step took on the executor.
+    token_ids is -1. elapsed_s: seconds the step took on the executor. logprobs, prompt_logprobs: of
+    the sequences that asked for them; the latter for the prompt positions that the step scored.
     """
 
     step: int
     token_ids: list[TokenId]
     elapsed_s: float = 0.0
     failed: dict[SequenceId, str] = field(default_factory=dict)
+    logprobs: dict[SequenceId, TokenLogprob] = field(default_factory=dict)
+    prompt_logprobs: dict[SequenceId, PromptLogprobs] = field(default_factory=dict)

@@ -16,6 +16,7 @@ MIN_MIN_P = 1e-6
 MAX_TOP_K = 1 << 20
 MAX_SEED = (1 << 64) - 1
 MAX_STOP_TOKEN_IDS = 64
+MAX_LOGPROBS = 20
 
 _MASK64 = (1 << 64) - 1
 
@@ -33,6 +34,8 @@ class SamplingParams:
     max_tokens: output tokens at most, >= 1. min_tokens: no stop token is drawn before it.
     stop_token_ids: drawing one of them ends the sequence (end-of-text ids are put here at
     the door unless the caller asked to ignore them).
+    logprobs: with each output token its log-probability and those of the so many likeliest, 0 to
+    20; None for none. prompt_logprobs: the same for the prompt's tokens, from the second on.
     """
 
     max_tokens: int
@@ -43,6 +46,8 @@ class SamplingParams:
     seed: int = 0
     min_tokens: int = 0
     stop_token_ids: tuple[TokenId, ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         violations = [v for v in self._violations() if v is not None]
@@ -63,6 +68,8 @@ class SamplingParams:
             _number("min_p", self.min_p, MIN_MIN_P, 1.0, zero=True),
             _integer("seed", self.seed, 0, MAX_SEED),
             _stop_ids(self.stop_token_ids),
+            _integer("logprobs", self.logprobs or 0, 0, MAX_LOGPROBS),
+            _integer("prompt_logprobs", self.prompt_logprobs or 0, 0, MAX_LOGPROBS),
         ]
 
 

@@ -19,7 +19,7 @@ from cluster.core.ids import BlockId, SequenceId
 from cluster.core.kvspace import KvSpace, PrefixPolicy
 from cluster.core.lifecycle import Event, State
 from cluster.core.outcome import FinishReason, Outcome
-from cluster.core.plan import NewSequence, Row, StepPlan, StepResult
+from cluster.core.plan import NewSequence, Row, StepPlan, StepResult, TokenLogprob
 from cluster.core.preemption import Preemption, Recompute
 from cluster.core.prefix import NoPrefixCache
 from cluster.core.queues.base import WaitingQueue
@@ -62,10 +62,16 @@ class Counters:
 
 @dataclass(slots=True)
 class Committed:
-    """What a step meant: tokens in row order, and sequences that could not go on (id, reason)."""
+    """What a step meant: tokens in row order, and sequences that could not go on (id, reason).
+
+    logprobs: of the outcomes whose sequences asked for them. prompt_logprobs: whole prompts, with
+    the first token of a sequence that asked for them.
+    """
 
     outcomes: list[Outcome]
     failures: list[tuple[SequenceId, str]]
+    logprobs: dict[SequenceId, TokenLogprob] = field(default_factory=dict)
+    prompt_logprobs: dict[SequenceId, list[TokenLogprob]] = field(default_factory=dict)
 
 
 class Scheduler:
@@ -199,6 +205,9 @@ class Scheduler:
         self._in_flight = None
         self.kv.settle()
         self.budget.observe(plan, result.elapsed_s)
+        for seq_id, scored in result.prompt_logprobs.items():
+            if (sequence := self._sequences.get(seq_id)) is not None:
+                sequence.take_prompt_logprobs(scored)
         committed = self._apply_rows(plan, result)
         self._shares = []
         self._end_batch()
@@ -365,8 +374,8 @@ class Scheduler:
     # -- committing ----------------------------------------------------------------------------
 
     def _apply_rows(self, plan: StepPlan, result: StepResult) -> Committed:
-        outcomes: list[Outcome] = []
-        failures: list[tuple[SequenceId, str]] = []
+        committed = Committed([], [])
+        outcomes, failures = committed.outcomes, committed.failures
         tokens = iter(result.token_ids)
         publish, pool, block_size = self.kv.prefix.publish, self.kv.pool, self.kv.block_size
         left = False
@@ -393,12 +402,16 @@ class Scheduler:
             elif total >= sequence.max_total:
                 finish = FinishReason.LENGTH
             outcomes.append(Outcome(sequence.seq_id, index, token, finish))
+            if result.logprobs and sequence.seq_id in result.logprobs:
+                committed.logprobs[sequence.seq_id] = result.logprobs[sequence.seq_id]
+            if index == 0 and sequence.prompt_logprobs:
+                committed.prompt_logprobs[sequence.seq_id] = sequence.prompt_logprobs
             if finish is not None:
                 self._reservation.observe(sequence)
                 left = self._finish(sequence)
         if left:
             self.running = [s for s in self.running if s.state is State.RUNNING]
-        return Committed(outcomes, failures)
+        return committed
 
     def _finish(self, sequence: Sequence) -> bool:
         del self._sequences[sequence.seq_id]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cluster.core.ids import BlockId, SequenceId, TokenId
 from cluster.core.lifecycle import Event, State, advance
+from cluster.core.plan import PromptLogprobs, TokenLogprob
 from cluster.core.request import EngineRequest
 from cluster.core.sampling import SamplingParams
 
@@ -19,6 +20,7 @@ class Sequence:
     chain, published: hashes of its whole blocks, and how many of them others may share.
     recomputed: positions whose KV was thrown away and had to be computed again. prefix_hits:
     positions that it did not have to compute. charged: tokens that its tenant has paid for.
+    prompt_logprobs: of the prompt's tokens from the second on, as far as they were scored.
     stalled_s: seconds between its preemptions and its coming in again, summed.
     """
 
@@ -37,6 +39,7 @@ class Sequence:
         "prefix_hits",
         "priority",
         "prompt_len",
+        "prompt_logprobs",
         "published",
         "rank",
         "recomputed",
@@ -68,6 +71,7 @@ class Sequence:
         self.chain: list[bytes] = []
         self.published = 0
         self.prefix_hits = 0
+        self.prompt_logprobs: list[TokenLogprob] = []
         self.admission = 0
         self.charged = len(self.tokens)
         self.preemptions = 0
@@ -94,6 +98,17 @@ class Sequence:
     def emitted(self) -> int:
         """Output tokens so far, those of earlier runs included."""
         return len(self.tokens) - self.prompt_len
+
+    @property
+    def wants_prompt_scored(self) -> bool:
+        """Prompt log-probabilities are asked for and not complete: no position may be skipped."""
+        asked = self.sampling.prompt_logprobs is not None
+        return asked and len(self.prompt_logprobs) < self.prompt_len - 1
+
+    def take_prompt_logprobs(self, scored: PromptLogprobs) -> None:
+        """Keep what is new; positions that were computed again after a preemption are known."""
+        held = len(self.prompt_logprobs) + 1
+        self.prompt_logprobs += scored.entries[max(0, held - scored.first) :]
 
     def apply(self, event: Event) -> None:
         self.state = advance(self.state, event)
