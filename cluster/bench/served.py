@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from types import TracebackType
+from types import FrameType, TracebackType
 
 from cluster.core.errors import HeadwayError
 
@@ -36,6 +36,8 @@ class Served:
         self._lines: list[str] = []
 
     def __enter__(self) -> Served:
+        # Without this a terminated experiment would leave a whole cluster behind.
+        self._before = signal.signal(signal.SIGTERM, _exit_in_order)
         environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
         self._process = subprocess.Popen(
             self._command,
@@ -47,12 +49,11 @@ class Served:
             start_new_session=True,
         )
         threading.Thread(target=self._read, daemon=True).start()
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not any("] ready:" in line for line in self._lines):
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                self._stop()
-                raise ServeFailed("headway serve did not start: " + " / ".join(self._lines[-5:]))
-            time.sleep(0.1)
+        try:
+            self._wait_ready()
+        except BaseException:
+            self._stop()
+            raise
         return self
 
     def __exit__(
@@ -62,6 +63,15 @@ class Served:
         trace: TracebackType | None,
     ) -> None:
         self._stop()
+        signal.signal(signal.SIGTERM, self._before)
+
+    def _wait_ready(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not any("] ready:" in line for line in self._lines):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                said = " / ".join(self._lines[-5:])
+                raise ServeFailed(f"headway serve did not start: {said}")
+            time.sleep(0.1)
 
     def _stop(self) -> None:
         if self._process.poll() is None:
@@ -76,6 +86,10 @@ class Served:
         stdout = self._process.stdout
         if stdout is not None:
             self._lines.extend(line.rstrip() for line in stdout)
+
+
+def _exit_in_order(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 def _free_port() -> int:

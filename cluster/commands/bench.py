@@ -212,13 +212,14 @@ def _compare(experiment: Experiment, folder: Path) -> list[Row]:
     for variant in experiment.variants:
         print(f"serving: {variant.name}", flush=True)
         try:
-            rows.append(run_variant(experiment, variant))
+            row = run_variant(experiment, variant)
+            row.outcome.write(folder / row.name)
+            rows.append(row)
         except HeadwayError as error:
             # What was measured before it must not be lost.
             print(f"{variant.name}: {error}", file=sys.stderr, flush=True)
     if not rows:
         raise HeadwayError("no variant could be measured")
-    folder.mkdir(parents=True, exist_ok=True)
     path = write_report(folder, f"Headway: {experiment.title}", rows)
     table = new_table("", *(label for label, _, _ in COLUMNS), "verdict")
     for row in rows:

@@ -69,6 +69,8 @@ def test_the_report_stands_alone_with_every_run_beside_it(tmp_path):
         experiments.row_of(name, judge(Job(), results([record()]), "embedded-cpu"))
         for name in ("continuous", "chunked")
     ]
+    for row in rows:
+        row.outcome.write(tmp_path / row.name)
     page = experiments.write_report(tmp_path, "A <title>", rows).read_text()
     assert "A &lt;title&gt;" in page
     assert "continuous" in page
