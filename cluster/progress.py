@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 STEP = 0.25
-"""A stage says something at its start, at its end, and each time another quarter is done."""
+"""A stage says something at its start, each time another quarter is done, and at its end."""
 
 
 class Timeline:
@@ -31,8 +31,14 @@ class StageLines:
 
     def __call__(self, stage: str, share: float) -> None:
         """share: 0 to 1 of the stage."""
+        announced = stage == self._stage
         finished = share >= 1.0 > self._said
-        if stage == self._stage and share - self._said < STEP and not finished:
+        if announced and share - self._said < STEP and not finished:
             return
         self._stage, self._said = stage, share
-        self._say(f"{self._prefix}{stage}" + (f" {share:4.0%}" if 0.0 < share < 1.0 else ""))
+        if share >= 1.0:
+            # A stage that is over when it is first heard of has its name for a line.
+            ending = " done" if announced else ""
+        else:
+            ending = f" {share:4.0%}" if share > 0.0 else ""
+        self._say(f"{self._prefix}{stage}{ending}")

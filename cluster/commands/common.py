@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from headway.client import Connection, Sampling
+    from headway.client import Connection, HeadwayRpcError, Sampling
 
 EXIT_OK = 0
 EXIT_SERVER = 1
@@ -25,6 +25,13 @@ EXIT_INTERRUPTED = 130
 """Ended by Ctrl-C, as shells report it."""
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
+
+_NEVER_CONNECTED = (
+    "failed to connect to all addresses",
+    "errors resolving",
+    "DNS resolution failed",
+)
+"""How gRPC begins what it says when no connection came about; it has no code of its own for it."""
 
 
 def add_connection_options(parser: argparse.ArgumentParser) -> None:
@@ -115,7 +122,7 @@ def reporting_errors(command: Callable[[argparse.Namespace], int], args: argpars
     except (ClientError, UsageError) as error:
         return _fail(str(error), EXIT_USAGE)
     except HeadwayRpcError as error:
-        return _fail(f"{args.address}: {error}", EXIT_SERVER)
+        return _fail(server_trouble(args.address, error), EXIT_SERVER)
     except BrokenPipeError:
         # The reader (head, less) has seen enough. Python would complain once more when it
         # flushes stdout at exit; there is nowhere to flush it to.
@@ -125,6 +132,16 @@ def reporting_errors(command: Callable[[argparse.Namespace], int], args: argpars
         return _fail(str(error), EXIT_USAGE)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+
+
+def server_trouble(address: str, error: HeadwayRpcError) -> str:
+    """What went wrong at `address`, in one line for the person at the terminal."""
+    message = " ".join(str(error).split())
+    if not message.startswith(_NEVER_CONNECTED):
+        return f"{address}: {message}"
+    # gRPC tells the whole way down; the last step is the cause.
+    cause = message.rpartition(": ")[2].rstrip("]")
+    return f"nobody answers at {address}; is `headway serve` running there? ({cause})"
 
 
 def _fail(message: str, code: int) -> int:

@@ -80,14 +80,16 @@ def render(status: Status) -> RenderableType:
     ready = Text("ready", "green") if status.ready else Text("not ready", "red")
     head = Text(f"headway {status.version}  {model}  up {status.uptime_s:.0f} s  ")
     head.append(f"{status.active_streams} streams  ").append(ready)
-    # Fits a terminal of 80; epoch and step are in the JSON. In a narrower one the address folds.
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("engine", no_wrap=True, min_width=8)
-    table.add_column("address", overflow="fold")
+    # Fits a terminal of 80; epoch and step are in the JSON. Where it does not fit, the engine's id
+    # is cut and not the address: that is what people copy.
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=0)
+    table.add_column("engine", overflow="ellipsis", min_width=8)
+    table.add_column("address", no_wrap=True)
     for name in ("free/blocks", "run", "wait", "tok/s", "preempt", "age"):
         table.add_column(name, justify="right", no_wrap=True)
     for engine in status.engines:
-        table.add_row(*_row(engine), style=None if engine.connected else "red")
+        # As Text, or an IPv6 address would be read as markup and emoji codes.
+        table.add_row(*map(Text, _row(engine)), style=None if engine.connected else "red")
     return Group(head, table)
 
 

@@ -61,9 +61,13 @@ class GatewayConfig:
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
-        port = self.address.rpartition(":")[2]
+        host, _, port = self.address.rpartition(":")
         if not (port.isdecimal() and int(port) < 1 << 16 and self.address != port):
             raise ConfigError(f"address must be host:port, got {self.address!r}")
+        if not host:
+            raise ConfigError(
+                f"address must name a host (0.0.0.0 for all interfaces), got {self.address!r}"
+            )
 
 
 def _at_least(name: str, value: int, low: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from cluster.core.errors import FieldViolation, InvalidRequest, ModelError
@@ -85,12 +86,13 @@ def check_model(name: str, model: ModelInfo) -> None:
         raise UnknownModel(f"model {name[:128]!r} is not served here; {model.name!r} is")
 
 
-def check_defaults(defaults: GenerationDefaults) -> None:
-    """Raises ModelError when the model's own recommendations could never be served."""
+def check_defaults(defaults: GenerationDefaults, folder: Path) -> None:
+    """Raises ModelError when the own recommendations of the model in `folder` could never be
+    served."""
     try:
         SamplingParams(max_tokens=1, **dataclasses.asdict(defaults))
     except InvalidRequest as error:
-        raise ModelError(f"generation_config.json: {error}") from error
+        raise ModelError(f"{folder / 'generation_config.json'}: {error}") from error
 
 
 def prompt_of(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest) -> Prompt:

@@ -93,7 +93,7 @@ def check_gateway(config: GatewayConfig, tokenizer: Tokenizer) -> None:
         ApiKeys.from_file(config.api_keys_file)
     if config.tls is not None:
         _credentials(config.tls)
-    check_defaults(tokenizer.defaults)
+    check_defaults(tokenizer.defaults, tokenizer.folder)
 
 
 def channel_options(config: GatewayConfig) -> list[tuple[str, int]]:

@@ -43,7 +43,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self, source: TokenSource, tokenizer: Tokenizer, encoder: EncodePool, limits: Limits
     ) -> None:
         """Raises ModelError when the model's default sampling is out of range."""
-        mapping.check_defaults(tokenizer.defaults)
+        mapping.check_defaults(tokenizer.defaults, tokenizer.folder)
         self._source = source
         self._tokenizer = tokenizer
         self._encoder = encoder

@@ -17,6 +17,7 @@ import re
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jinja2
@@ -51,17 +52,22 @@ class ChatTemplate:
     """A compiled template.
 
     source: Jinja. special_tokens: variables such as bos_token. control_tokens: strings
-    that must not become tokens when they stand in a message.
+    that must not become tokens when they stand in a message. origin: where the source
+    was found, for the error.
     Raises ModelError when the template does not parse.
     """
 
     def __init__(
-        self, source: str, special_tokens: Mapping[str, str], control_tokens: Collection[str]
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        control_tokens: Collection[str],
+        origin: Path,
     ) -> None:
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateError as error:
-            raise ModelError(f"chat template: {error}") from error
+            raise ModelError(f"{origin}: chat template: {error}") from error
         self._variables = dict(special_tokens)
         # Longest first: where one control token begins another, the whole one is meant.
         longest_first = sorted(filter(None, control_tokens), key=len, reverse=True)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cluster.core.errors import ModelError
 
@@ -36,19 +36,26 @@ class GenerationDefaults:
     min_p: float = 0.0
 
 
+class ChatTemplateSource(NamedTuple):
+    """A chat template in Jinja, and the file that it stands in."""
+
+    text: str
+    origin: Path
+
+
 @dataclass(frozen=True, slots=True)
 class TextConfig:
     """The text side of a model folder.
 
     tokenizer_file: path of tokenizer.json. special_tokens: name ("bos_token") -> string.
     eos_token_ids: from generation_config.json, else config.json; the tokenizer's own is added
-    once it is loaded. chat_template: Jinja source, None when the model has none.
+    once it is loaded. chat_template: None when the model has none.
     """
 
     tokenizer_file: Path
     special_tokens: Mapping[str, str]
     eos_token_ids: tuple[int, ...]
-    chat_template: str | None
+    chat_template: ChatTemplateSource | None
     defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
 
 
@@ -114,23 +121,29 @@ def _id_list(path: Path, value: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(ids))
 
 
-def _chat_template(root: Path, tokenizer_config: dict[str, Any]) -> str | None:
+def _chat_template(root: Path, tokenizer_config: dict[str, Any]) -> ChatTemplateSource | None:
     """The default template: its own file wins, as in transformers."""
     path = root / "chat_template.jinja"
     if path.is_file():
-        return path.read_text("utf-8")
+        try:
+            return ChatTemplateSource(path.read_text("utf-8"), path)
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{path}: cannot be read: {error}") from error
+    path = root / "tokenizer_config.json"
     template = tokenizer_config.get("chat_template")
     if isinstance(template, list):
         named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
         template = named.get("default")
         if template is None:
             raise ModelError(
-                f"{root / 'tokenizer_config.json'}: chat_template has no entry named "
+                f"{path}: chat_template has no entry named "
                 f"'default', only {sorted(str(name) for name in named)}"
             )
-    if template is not None and not isinstance(template, str):
-        raise ModelError(f"{root / 'tokenizer_config.json'}: chat_template must be a string")
-    return template
+    if template is None:
+        return None
+    if not isinstance(template, str):
+        raise ModelError(f"{path}: chat_template must be a string")
+    return ChatTemplateSource(template, path)
 
 
 def _defaults(path: Path, generation: dict[str, Any]) -> GenerationDefaults:

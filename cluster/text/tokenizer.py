@@ -42,11 +42,14 @@ class Tokenizer:
         self._template: ChatTemplate | None = None
         if config.chat_template is not None:
             control = [token.content for token in added.values() if token.special]
-            self._template = ChatTemplate(config.chat_template, config.special_tokens, control)
+            source, origin = config.chat_template
+            self._template = ChatTemplate(source, config.special_tokens, control, origin)
         self.eos_token_ids = self._all_eos_ids(config)
         """Ids that end a text, ascending."""
         self.defaults: GenerationDefaults = config.defaults
         """The model's recommended sampling."""
+        self.folder: Path = config.tokenizer_file.parent
+        """Where all this was read from."""
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Tokenizer:

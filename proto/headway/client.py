@@ -8,7 +8,8 @@
 ...             print(event.text, end="", flush=True)
 
 A prompt is a raw text, a list of token ids, or a list of `Message` for the chat template.
-`timeout_s` is a deadline for the whole call, enforced by client and server; None waits for ever.
+`timeout_s` is a deadline for the whole call, a year at most, enforced by client and server; None
+waits for ever.
 Every call raises errors of `headway.errors`.
 """
 
@@ -166,6 +167,7 @@ class Client:
 
         Closing the iterator (or leaving the loop and dropping it) cancels the call.
         """
+        types.check_timeout(timeout_s)
         request = types.generate_request(prompt, sampling, model)
         return self._events(request, timeout_s)
 
@@ -209,6 +211,7 @@ class Client:
 
     def wait_ready(self, timeout_s: float) -> None:
         """Wait until the server serves. Raises DeadlineExceeded."""
+        types.check_timeout(timeout_s)
         deadline = time.monotonic() + timeout_s
         while not self.ready(timeout_s=_left(deadline, timeout_s)):
             time.sleep(min(READY_POLL_S, _left(deadline, timeout_s)))
@@ -228,6 +231,7 @@ class Client:
             call.cancel()
 
     def _call(self, method: Any, request: Any, timeout_s: float | None) -> Any:
+        types.check_timeout(timeout_s)
         try:
             return method(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
@@ -284,6 +288,7 @@ class AsyncClient:
         aclose() cancels the call. A loop that is left early closes an asynchronous generator only
         when that is collected; contextlib.aclosing does it at once.
         """
+        types.check_timeout(timeout_s)
         request = types.generate_request(prompt, sampling, model)
         return self._events(request, timeout_s)
 
@@ -330,6 +335,7 @@ class AsyncClient:
 
     async def wait_ready(self, timeout_s: float) -> None:
         """Wait until the server serves. Raises DeadlineExceeded."""
+        types.check_timeout(timeout_s)
         deadline = time.monotonic() + timeout_s
         while True:
             if await self.ready(timeout_s=_left(deadline, timeout_s)):
@@ -351,6 +357,7 @@ class AsyncClient:
             call.cancel()
 
     async def _call(self, method: Any, request: Any, timeout_s: float | None) -> Any:
+        types.check_timeout(timeout_s)
         try:
             return await method(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:

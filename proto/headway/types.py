@@ -21,12 +21,16 @@ class Message:
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
 """A raw text, token ids, or a conversation for the model's chat template."""
 
+MAX_TIMEOUT_S = 366 * 24 * 3600.0
+"""Longest deadline of a call, a year; gRPC cannot carry any number. None is no deadline."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How tokens are drawn and when to stop; None leaves a field to the server.
 
-    temperature 0 is greedy. See inference.proto for ranges and defaults.
+    temperature 0 is greedy. stop is a tuple also for one string: a str alone is refused. See
+    inference.proto for ranges and defaults.
     """
 
     max_tokens: int | None = None
@@ -145,6 +149,7 @@ def generate_request(
 ) -> inference_pb2.GenerateRequest:
     """The wire message. Raises InvalidRequest for what no message can hold."""
     fields = sampling or Sampling()
+    _check_lists(fields)
     try:
         request = inference_pb2.GenerateRequest(
             model=model,
@@ -184,10 +189,14 @@ def _set_input(
     if isinstance(prompt, str):
         request.text = prompt
         return
+    if isinstance(prompt, bytes | bytearray | memoryview):
+        kind = type(prompt).__name__
+        raise _invalid("prompt", f"must be a str, token ids or Messages, got {kind}; decode it")
     messages = [item for item in prompt if isinstance(item, Message)]
     if messages:
         if len(messages) != len(prompt):
             raise TypeError("a prompt is all messages or all token ids")
+        _check_turns(messages)
         turns = [inference_pb2.ChatMessage(role=m.role, content=m.content) for m in messages]
         request.chat.messages.extend(turns)
     elif isinstance(request, inference_pb2.GenerateRequest):
@@ -195,6 +204,40 @@ def _set_input(
         request.token_ids.CopyFrom(inference_pb2.TokenIds(ids=ids))
     else:
         raise TypeError("only a text or messages can be tokenised")
+
+
+def check_timeout(timeout_s: float | None) -> None:
+    """Raises InvalidRequest unless a call can have this deadline."""
+    try:
+        fits = timeout_s is None or 0.0 <= timeout_s <= MAX_TIMEOUT_S
+    except TypeError:
+        fits = False
+    if not fits:
+        problem = f"must be 0 to {MAX_TIMEOUT_S:.0f} s, or None for no deadline, got {timeout_s!r}"
+        raise _invalid("timeout_s", problem)
+
+
+def _check_lists(sampling: Sampling) -> None:
+    """A str is a sequence of str and bytes are one of int: protobuf would take them apart."""
+    if isinstance(sampling.stop, str | bytes):
+        problem = f"must be a tuple of strings, got {sampling.stop!r}; write ({sampling.stop!r},)"
+        raise _invalid("sampling.stop", problem)
+    if isinstance(sampling.stop_token_ids, str | bytes):
+        problem = f"must be a tuple of token ids, got {sampling.stop_token_ids!r}"
+        raise _invalid("sampling.stop_token_ids", problem)
+
+
+def _check_turns(messages: Sequence[Message]) -> None:
+    """protobuf takes None for a field left out, which would be an empty message."""
+    for at, message in enumerate(messages):
+        for name, value in (("role", message.role), ("content", message.content)):
+            if not isinstance(value, str):
+                raise _invalid(f"chat.messages[{at}].{name}", f"must be a str, got {value!r:.80}")
+
+
+def _invalid(field: str, problem: str) -> InvalidRequest:
+    violation = FieldViolation(field, problem)
+    return InvalidRequest(f"{field} {problem}", "INVALID_REQUEST", (violation,))
 
 
 def _unfit(error: Exception) -> InvalidRequest:

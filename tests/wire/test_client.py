@@ -31,6 +31,7 @@ from headway.client import (
     Sampling,
     ServerError,
 )
+from headway.types import MAX_TIMEOUT_S
 from tests.wire.live import live_gateway
 from tests.wire.wire_support import Script, eventually, gateway, in_loop, loopback
 
@@ -122,11 +123,46 @@ def test_errors_say_who_has_to_act(tokenizer: Tokenizer) -> None:
         ("x", Sampling(stop_token_ids=(-1,))),
         ([-1], None),
         ([1, Message("user", "x")], None),
+        (None, None),
+        (Message("user", "x"), None),
+        (["a text in a list"], None),
     ],
 )
 def test_what_no_message_can_hold(prompt: object, sampling: Sampling | None) -> None:
     with Client("127.0.0.1:1") as client, pytest.raises(InvalidRequest):
         client.generate(prompt, sampling)
+
+
+@pytest.mark.parametrize("timeout_s", [math.nan, math.inf, -1.0, 1e20, "5"])
+def test_deadlines_that_no_call_can_have(timeout_s: float) -> None:
+    with Client("127.0.0.1:1") as client:
+        calls: list[Callable[[], object]] = [
+            lambda: client.generate("x", timeout_s=timeout_s),
+            lambda: client.complete("x", timeout_s=timeout_s),
+            lambda: client.tokenize("x", timeout_s=timeout_s),
+            lambda: client.status(timeout_s=timeout_s),
+            lambda: client.ready(timeout_s=timeout_s),
+            lambda: client.wait_ready(timeout_s=timeout_s),
+        ]
+        for call in calls:
+            with pytest.raises(InvalidRequest, match="timeout_s must be 0 to 31622400 s") as caught:
+                call()
+            assert [v.field for v in caught.value.violations] == ["timeout_s"]
+
+
+@in_loop
+async def test_deadlines_that_no_asynchronous_call_can_have() -> None:
+    async with AsyncClient("127.0.0.1:1") as client:
+        with pytest.raises(InvalidRequest, match="timeout_s must be"):
+            client.generate("x", timeout_s=math.inf)
+        for call in (client.complete("x", timeout_s=math.nan), client.wait_ready(-1.0)):
+            with pytest.raises(InvalidRequest, match="timeout_s must be"):
+                await call
+
+
+def test_the_longest_deadline_works(tokenizer: Tokenizer) -> None:
+    with live_gateway(tokenizer, Script([70])) as wire, Client(wire.address) as client:
+        assert client.complete("x", FEW, timeout_s=MAX_TIMEOUT_S).finished.completion_tokens == 4
 
 
 def test_nobody_there() -> None:

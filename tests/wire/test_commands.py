@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import signal
@@ -11,19 +12,23 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cluster.commands import chat, generate, status
 from cluster.core.errors import Unavailable
 from cluster.text.tokenizer import Tokenizer
+from headway.types import Engine, Status
 from tests.unit.text.text_folders import byte_fallback_folder
 from tests.wire.live import live_gateway
 from tests.wire.wire_support import Script, Wire
 
 ROOT = Path(__file__).resolve().parents[2]
 DRIVER = (
-    "import argparse, sys\n"
+    "import argparse, signal, sys\n"
+    # A suite in the background of a shell is started with SIGINT ignored, and children inherit it.
+    "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     "from cluster.commands import chat, generate, status\n"
     "parser = argparse.ArgumentParser('headway')\n"
     "commands = parser.add_subparsers(required=True)\n"
@@ -45,9 +50,18 @@ def headway(*arguments: str) -> int:
     return code
 
 
-def spawn(*arguments: str, **options: object) -> subprocess.Popen[str]:
+class Spawned(subprocess.Popen[str]):
+    """Does not outlive a test that fails, which would wait for it instead of saying why."""
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
+        if kind is not None:
+            self.kill()
+        super().__exit__(kind, *rest)
+
+
+def spawn(*arguments: str, **options: Any) -> Spawned:
     environment = dict(os.environ, PYTHONPATH=f"{ROOT}:{ROOT / 'proto'}", PYTHONUNBUFFERED="1")
-    return subprocess.Popen(
+    return Spawned(
         [sys.executable, "-c", DRIVER, *arguments],
         env=environment,
         text=True,
@@ -111,7 +125,7 @@ def test_generate_reads_standard_input(wire: Wire) -> None:
         (["--model", "other"], 2, "other"),
         (["--raw", "--system", "x"], 2, "--system"),
         (["--api-key-file", "/nonexistent"], 2, "/nonexistent"),
-        (["--address", "127.0.0.1:1"], 1, "127.0.0.1:1"),
+        (["--timeout", "inf"], 2, "timeout_s must be"),
     ],
 )
 def test_errors_are_one_line_and_a_code(
@@ -123,6 +137,22 @@ def test_errors_are_one_line_and_a_code(
     assert err.startswith("headway: ")
     assert err.count("\n") == 1
     assert words in err
+
+
+@pytest.mark.parametrize("command", [["generate", "hi"], ["chat"], ["status"]])
+@pytest.mark.parametrize(
+    ("address", "cause"), [("127.0.0.1:1", "Connection refused"), ("nowhere.invalid:1", "")]
+)
+def test_nobody_answers(
+    capsys: pytest.CaptureFixture[str], command: list[str], address: str, cause: str
+) -> None:
+    assert headway(*command, "--address", address) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    question = f"headway: nobody answers at {address}; is `headway serve` running there? ({cause}"
+    assert err.startswith(question)
+    assert err.endswith(")\n")
+    assert len(err) < len(question) + 80
 
 
 def test_a_server_error_in_mid_stream(wire: Wire, capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,7 +205,7 @@ def test_chat_goes_on_after_an_error(wire: Wire) -> None:
     with spawn("chat", "--address", wire.address) as process:
         _, err = process.communicate("hi\n", timeout=20)
     assert process.returncode == 0
-    assert "no engine is connected" in err
+    assert f"headway: {wire.address}: no engine is connected" in err
 
 
 def test_interrupt_stops_only_the_running_answer(wire: Wire) -> None:
@@ -188,7 +218,9 @@ def test_interrupt_stops_only_the_running_answer(wire: Wire) -> None:
         process.stdin.flush()
         read = ""
         while not read.endswith("abc abc"):
-            read += process.stdout.read(1)
+            letter = process.stdout.read(1)
+            assert letter, "the command ended"
+            read += letter
         process.send_signal(signal.SIGINT)
         deadline = time.monotonic() + 5
         while wire.source.open_streams:
@@ -221,6 +253,50 @@ def test_status(wire: Wire, capsys: pytest.CaptureFixture[str]) -> None:
     answer = json.loads(capsys.readouterr().out)
     assert [engine["engine_id"] for engine in answer["engines"]] == ["engine-a", "engine-b"]
     assert headway("status", "--address", wire.address, "--interval", "0") == 2
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:37243", "192.168.100.200:37243", "[2001:db8::1234:5678]:37243"]
+)
+def test_status_keeps_addresses_whole_at_80_columns(address: str) -> None:
+    from rich.console import Console
+
+    busy = Engine(
+        engine_id="engine-1a2b3c4d",
+        address=address,
+        epoch=3,
+        connected=True,
+        blocks_total=65536,
+        blocks_free=65000,
+        running=256,
+        waiting=1024,
+        step=17,
+        tokens_per_s=12345.6,
+        preemptions=1000,
+        frame_age_s=0.05,
+    )
+    fleet = Status("1.0", 12.0, 3, True, None, (busy,))
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(status.render(fleet))
+    (row,) = [line for line in console.export_text().splitlines() if "37243" in line]
+    assert f" {address} " in row
+    assert row.startswith("eng")
+    assert all(word in row for word in ("65000/65536", "256", "1024", "12345.6", "0.05 s"))
+
+
+def test_interrupts_arrive_where_the_suite_ignores_them(wire: Wire) -> None:
+    options = ["--json", "--watch", "--interval", "0.05"]
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        process = spawn("status", "--address", wire.address, *options, start_new_session=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=10)
+    assert process.returncode == 130
 
 
 def test_status_watch_until_interrupted(wire: Wire) -> None:

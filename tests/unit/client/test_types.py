@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -45,6 +46,35 @@ def test_prompts() -> None:
     assert types.generate_request([], None, "").WhichOneof("input") == "token_ids"
     with pytest.raises(InvalidRequest):
         types.tokenize_request([], "")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling", "field", "words"),
+    [
+        ("x", Sampling(stop="abc"), "sampling.stop", r"tuple of strings.*write \('abc',\)"),  # type: ignore[arg-type]
+        ("x", Sampling(stop_token_ids=b"ab"), "sampling.stop_token_ids", "tuple of token ids"),  # type: ignore[arg-type]
+        (b"text", None, "prompt", "got bytes; decode it"),
+        (bytearray(b"text"), None, "prompt", "got bytearray"),
+        ([Message("user", None)], None, "chat.messages[0].content", "must be a str, got None"),  # type: ignore[arg-type]
+        (
+            [Message("user", "x"), Message("user", b"y")],  # type: ignore[arg-type]
+            None,
+            "chat.messages[1].content",
+            "must be a str, got b'y'",
+        ),
+        ([Message(None, "x")], None, "chat.messages[0].role", "must be a str"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_protobuf_would_take_for_something_else(
+    prompt: Any, sampling: Sampling | None, field: str, words: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=words) as caught:
+        types.generate_request(prompt, sampling, "")
+    assert [v.field for v in caught.value.violations] == [field]
+    assert str(caught.value).startswith(field)
+    if sampling is None:
+        with pytest.raises(InvalidRequest, match=words):
+            types.tokenize_request(prompt, "")
 
 
 def test_events_of_a_newer_server_are_passed_over() -> None:

@@ -49,6 +49,11 @@ def test_bad_addresses(address: str) -> None:
         GatewayConfig(address=address)
 
 
+def test_an_address_without_host_says_what_to_write() -> None:
+    with pytest.raises(ConfigError, match=r"name a host \(0\.0\.0\.0 for all.*got ':50051'"):
+        GatewayConfig(address=":50051")
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "[::]:50051", "localhost:65535"])
 def test_good_addresses(address: str) -> None:
     assert GatewayConfig(address=address).address == address

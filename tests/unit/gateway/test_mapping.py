@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -112,9 +113,10 @@ def test_model_names() -> None:
 
 
 def test_recommendations_that_could_never_be_served() -> None:
-    mapping.check_defaults(TEXT.defaults)
-    with pytest.raises(ModelError, match=r"generation_config\.json.*temperature"):
-        mapping.check_defaults(GenerationDefaults(temperature=-1.0))
+    folder = Path("models") / "tiny"
+    mapping.check_defaults(TEXT.defaults, folder)
+    with pytest.raises(ModelError, match=r"^models/tiny/generation_config\.json.*temperature"):
+        mapping.check_defaults(GenerationDefaults(temperature=-1.0), folder)
 
 
 def test_duplicate_stop_strings_are_one() -> None:

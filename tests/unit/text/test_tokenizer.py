@@ -148,7 +148,7 @@ def test_bad_conversations(byte_level: Tokenizer, messages: list[ChatMessage], f
     ],
 )
 def test_what_a_template_refuses_is_the_requests_fault(source: str) -> None:
-    template = ChatTemplate(source, {}, [])
+    template = ChatTemplate(source, {}, [], Path("chat_template.jinja"))
     with pytest.raises(InvalidRequest, match="chat template"):
         template.render([ChatMessage("user", "hi")])
 
@@ -208,7 +208,9 @@ def test_what_the_folder_says(folders: dict[str, Path], tmp_path: Path) -> None:
         ("tokenizer_config.json", '{"eos_token": 3}', "eos_token"),
         ("tokenizer_config.json", '{"chat_template": 3}', "chat_template"),
         ("tokenizer_config.json", '{"chat_template": []}', "default"),
+        ("tokenizer_config.json", '{"chat_template": "{% if %}"}', "chat template"),
         ("chat_template.jinja", "{% if %}", "chat template"),
+        ("chat_template.jinja", "\udcff", "cannot be read"),
         ("generation_config.json", '{"eos_token_id": "x"}', "eos_token_id"),
         ("generation_config.json", '{"temperature": "hot"}', "temperature"),
         ("generation_config.json", '{"top_k": 1.5}', "top_k"),
@@ -219,9 +221,10 @@ def test_broken_folders_are_refused_by_name(
 ) -> None:
     folder = tmp_path / "model"
     shutil.copytree(folders["byte_level"], folder)
-    (folder / file).write_text(content, "utf-8")
-    with pytest.raises(ModelError, match=message):
+    (folder / file).write_text(content, "utf-8", "surrogateescape")
+    with pytest.raises(ModelError, match=message) as caught:
         Tokenizer.from_folder(folder)
+    assert str(caught.value).startswith(f"{folder / file}: ")
 
 
 def test_a_folder_without_tokenizer_is_refused(tmp_path: Path) -> None:
