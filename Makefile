@@ -8,11 +8,11 @@ BIN := $(VENV)/bin
 ARGS ?=
 PYTEST_ARGS ?=
 
-.PHONY: help install serve test lint types imports stubs check clean
+.PHONY: help install install-test serve test loadtest bench-cpu lint types imports stubs check clean
 
 help:
 	@sed -n '1,4s/^# //p' $(firstword $(MAKEFILE_LIST))
-	@echo "targets: install serve test lint types imports stubs check clean"
+	@echo "targets: install serve test loadtest bench-cpu lint types imports stubs check clean"
 
 install:
 	@PYTHON=$(PYTHON) deploy/install.sh $(VENV) base
@@ -21,11 +21,18 @@ serve: install
 	@exec $(BIN)/headway serve $(ARGS)
 
 install-test:
-	@PYTHON=$(PYTHON) deploy/install.sh $(VENV) test,dev
+	@PYTHON=$(PYTHON) deploy/install.sh $(VENV) test,dev,load
 
 test: install-test
 	@$(BIN)/headway pull
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+loadtest:
+	@PYTHON=$(PYTHON) deploy/install.sh $(VENV) load
+	@$(BIN)/headway loadtest quick $(ARGS)
+
+bench-cpu: install
+	$(BIN)/python -m workers.bench_cpu $(ARGS)
 
 lint: install-test
 	$(BIN)/ruff check .

@@ -6,7 +6,19 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from cluster.commands import chat, generate, plan, pull, replay, serve, simulate, status, version
+from cluster.commands import (
+    bench,
+    chat,
+    generate,
+    loadtest,
+    plan,
+    pull,
+    replay,
+    serve,
+    simulate,
+    status,
+    version,
+)
 from cluster.core.errors import ConfigError, HeadwayError, InvalidRequest, ModelError
 
 EXIT_BAD_INPUT = 2
@@ -14,12 +26,27 @@ EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 
 
+COMMANDS = (
+    serve,
+    pull,
+    generate,
+    chat,
+    status,
+    simulate,
+    plan,
+    loadtest,
+    bench,
+    replay,
+    version,
+)
+
+
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="headway", description="Distributed serving of large language models."
     )
     subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in (serve, pull, generate, chat, status, simulate, plan, replay, version):
+    for command in COMMANDS:
         command.add_parser(subparsers)
     return parser
 

@@ -29,7 +29,19 @@ def add_parser(subparsers: Any) -> None:
     _add_kv(modes)
     scheduler = modes.add_parser("scheduler", help="what the scheduler alone costs per step")
     scheduler.add_argument("--steps", type=int, default=400, help="steps per case (default: 400)")
+    scheduler.add_argument(
+        "--vllm-python",
+        type=Path,
+        metavar="PYTHON",
+        help="an interpreter with vLLM in it: measure both, interleaved, and print ratios",
+    )
+    scheduler.add_argument("--rounds", type=int, default=3, help="interleaved rounds (default: 3)")
     scheduler.set_defaults(run=run_scheduler)
+    promise = modes.add_parser(
+        "promise", help="the learning budget against fixed ones on the Azure traces (long)"
+    )
+    promise.add_argument("--requests", type=int, help="rows of each trace (default: all)")
+    promise.set_defaults(run=run_promise)
 
 
 def _add_hol(modes: Any) -> None:
@@ -184,7 +196,41 @@ def run_scheduler(args: argparse.Namespace) -> int:
         numbers = (timing.plan_p50, timing.plan_p99, timing.commit_p50)
         table.add_row(case.name, *(f"{v:.1f}" for v in numbers), str(timing.preemptions))
     print_table("The scheduler alone, thread CPU time per step", table)
+    if args.vllm_python is not None:
+        _print_beside_vllm(args.vllm_python, args.rounds, args.steps)
     return 0
+
+
+def _print_beside_vllm(python: Path, rounds: int, steps: int) -> None:
+    from cluster.bench.beside import beside_vllm
+    from cluster.commands.simulate import new_table, print_table
+    from workers.pull import default_cache_dir, pull_default
+
+    model = pull_default(default_cache_dir(), lambda stage, share: None)
+    table = new_table("case", "Headway us", "vLLM us", "ratio")
+    for row in beside_vllm(python, model, rounds, steps):
+        table.add_row(row.case, f"{row.ours_us:.0f}", f"{row.theirs_us:.0f}", f"{row.ratio:.3f}")
+    print_table("plan + commit beside vLLM's schedule + update, medians per step", table)
+
+
+def run_promise(args: argparse.Namespace) -> int:
+    """Exit code 0 if the learning budget keeps its promise on every trace, 1 if not."""
+    from cluster.commands.simulate import new_table, print_table
+    from cluster.sim.promise import judge_all
+
+    kept = True
+    for verdict in judge_all(args.requests):
+        table = new_table("budget", "tok/s", "TTFT P50 ms", "ITL P99 ms", "holds")
+        for outcome in (verdict.learned, *verdict.fixed):
+            found = outcome.summary
+            numbers = (f"{found.tok_s:.1f}", f"{found.ttft_p50_ms:.1f}", f"{found.itl_p99_ms:.2f}")
+            table.add_row(outcome.budget, *numbers, "yes" if outcome.holds else "no")
+        best = verdict.best_fixed.budget if verdict.best_fixed is not None else "none"
+        word = "kept" if verdict.kept else "NOT kept"
+        name = f"{verdict.case.trace} x{verdict.case.rate_scale:g}"
+        print_table(f"{name}: promise {word}; best fixed budget that holds: {best}", table)
+        kept &= verdict.kept
+    return 0 if kept else 1
 
 
 def _kv_variants(given: Sequence[str] | None) -> tuple[Variant, ...]:
