@@ -375,6 +375,19 @@ def test_reservations_differ_in_who_comes_in():
     assert together == {"on-demand": 4, "prompt": 4, "worst-case": 2, "estimated-peak": 2}
 
 
+def test_the_largest_max_tokens_does_not_block_the_rest_by_default():
+    """R10: prompt 10, max_tokens = maximum, with the default policies and a pool of 8,192."""
+    policies = PolicyChoice().build(batch_size=8, block_size=16, max_tokens=256)
+    it = Driver(policies, block_size=16, num_blocks=512, max_num_batched_tokens=256)
+    asked = [it.add(10, 8182), *(it.add(100, 50) for _ in range(4))]
+    plan = it.step()
+    assert plan is not None
+    assert {row.seq_id for row in plan.rows} >= set(asked[:3])
+    it.step()
+    it.step()
+    assert len(it.scheduler.running) == 5
+
+
 def test_the_estimated_peak_learns_how_long_outputs_are():
     policy = EstimatedPeak()
     running = [sequence(n, tokens=8) for n in range(1, 4)]
