@@ -12,6 +12,7 @@ from loadtests.objectives import EXIT_INVALID, load_objectives
 from loadtests.options import job_of, limits_of
 from loadtests.outcome import judge
 from loadtests.records import Record
+from loadtests.report import write_outcome
 
 START_DELAY_S = 1.0
 EXIT_BAD_INPUT = 2
@@ -104,7 +105,7 @@ class Master:
         outcome = judge(self._job, self._results, options.slo, limits_of(options))
         self._exit_code = outcome.exit_code
         folder = Path(options.out)
-        outcome.write(folder)
+        write_outcome(outcome, folder)
         print("\n" + "\n".join(outcome.lines()))
         print(f"report: {folder / 'report.html'}", flush=True)
 

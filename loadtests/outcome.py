@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from loadtests.collect import Results
@@ -17,8 +15,6 @@ from loadtests.objectives import (
     exit_code,
     load_objectives,
 )
-from loadtests.records import write_records
-from loadtests.report import report_html
 from loadtests.validity import Check, Limits, validity_checks
 
 VERDICTS = {
@@ -64,14 +60,6 @@ class Outcome:
             "objectives": [asdict(check) for check in self.verdicts],
             **self.results.summary(),
         }
-
-    def write(self, folder: Path) -> None:
-        """summary.json, requests.jsonl and report.html."""
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "summary.json").write_text(json.dumps(self.as_json(), indent=1), "utf-8")
-        records = sorted(self.results.records, key=lambda record: record.index)
-        write_records(folder / "requests.jsonl", records)
-        (folder / "report.html").write_text(report_html(self), "utf-8")
 
     def lines(self) -> list[str]:
         """What a terminal shows."""

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from html import escape
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from cluster.sim.distribution import Distribution
 from cluster.sim.html import SERIES, cumulative, line, page
-from loadtests.records import Record
-
-if TYPE_CHECKING:
-    from loadtests.outcome import Outcome
-    from loadtests.validity import Check
+from loadtests.outcome import Outcome
+from loadtests.records import Record, write_records
+from loadtests.validity import Check
 
 BINS = 60
+
+
+def write_outcome(outcome: Outcome, folder: Path) -> None:
+    """summary.json, requests.jsonl and report.html."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "summary.json").write_text(json.dumps(outcome.as_json(), indent=1), "utf-8")
+    records = sorted(outcome.results.records, key=lambda record: record.index)
+    write_records(folder / "requests.jsonl", records)
+    (folder / "report.html").write_text(report_html(outcome), "utf-8")
 
 
 def report_html(outcome: Outcome) -> str:

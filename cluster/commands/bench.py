@@ -253,13 +253,14 @@ def _kv_variants(given: Sequence[str] | None) -> tuple[Variant, ...]:
 def _compare(experiment: Experiment, folder: Path) -> list[Row]:
     from cluster.bench.experiments import COLUMNS, cells, run_variant, write_report
     from cluster.commands.simulate import new_table, print_table
+    from loadtests.report import write_outcome
 
     rows = []
     for variant in experiment.variants:
         print(f"serving: {variant.name}", flush=True)
         try:
             row = run_variant(experiment, variant)
-            row.outcome.write(folder / row.name)
+            write_outcome(row.outcome, folder / row.name)
             rows.append(row)
         except HeadwayError as error:
             # What was measured before it must not be lost.

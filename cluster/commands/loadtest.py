@@ -132,7 +132,9 @@ def run_compare(args: argparse.Namespace) -> int:
 
 
 def _finish(outcome: Outcome, folder: Path) -> int:
-    outcome.write(folder)
+    from loadtests.report import write_outcome
+
+    write_outcome(outcome, folder)
     print("\n".join(outcome.lines()))
     print(f"report: {folder / 'report.html'}")
     return outcome.exit_code

@@ -13,7 +13,8 @@ from cluster.core.policies import PolicyChoice
 from cluster.engine.core import EngineCore
 from cluster.sim.coast import CoastingCore, CoastingScheduler
 from cluster.sim.costs.base import StepCost
-from cluster.sim.costs.presets import Hardware, ModelShape, find_hardware, find_model
+from cluster.sim.costs.hardware import Hardware
+from cluster.sim.costs.presets import ModelShape, find_hardware, find_model
 from cluster.sim.costs.roofline import RooflineCost, StepWork, check_tensor_parallel
 from cluster.sim.engine import SimEngine, Slowdown
 from cluster.sim.metrics import Meter, Objectives, Summary

@@ -16,7 +16,8 @@ from pathlib import Path
 from cluster.core.errors import ConfigError
 from cluster.core.plan import StepPlan
 from cluster.sim.costs.base import StepSize, size_of
-from cluster.sim.costs.presets import BF16_BYTES, Hardware, ModelShape
+from cluster.sim.costs.hardware import Hardware
+from cluster.sim.costs.presets import BF16_BYTES, ModelShape
 from cluster.sim.costs.roofline import ALL_REDUCE_LATENCY_S, BlockMoves, StepWork
 from cluster.sim.traces import DATA, opened
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from cluster.core.errors import ConfigError
 from cluster.core.plan import StepPlan
 from cluster.sim.costs.base import StepSize, size_of
-from cluster.sim.costs.presets import BF16_BYTES, Hardware, ModelShape, PowerLimit
+from cluster.sim.costs.hardware import Hardware, PowerLimit
+from cluster.sim.costs.presets import BF16_BYTES, ModelShape
 
 ALL_REDUCES_PER_LAYER = 2
 """After attention's output projection and after the feed-forward (Megatron-LM)."""

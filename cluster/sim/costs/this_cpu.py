@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from cluster.sim.costs.presets import THIS_CPU, Hardware
+from cluster.sim.costs.hardware import THIS_CPU, Hardware
 
 MATRIX = 512
 STREAM_BYTES = 1 << 26

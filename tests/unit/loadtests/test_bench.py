@@ -15,6 +15,7 @@ from cluster.core.policies import make_scheduler
 from loadtests.arrivals import parse_arrivals
 from loadtests.job import Job
 from loadtests.outcome import judge
+from loadtests.report import write_outcome
 from loadtests.scenario import Scenario
 from loadtests.targets.base import TargetSpec
 from tests.unit.loadtests.support import record, results
@@ -70,7 +71,7 @@ def test_the_report_stands_alone_with_every_run_beside_it(tmp_path):
         for name in ("continuous", "chunked")
     ]
     for row in rows:
-        row.outcome.write(tmp_path / row.name)
+        write_outcome(row.outcome, tmp_path / row.name)
     page = experiments.write_report(tmp_path, "A <title>", rows).read_text()
     assert "A &lt;title&gt;" in page
     assert "continuous" in page

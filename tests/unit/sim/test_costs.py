@@ -11,7 +11,8 @@ from cluster.core.errors import ConfigError
 from cluster.core.plan import Row, StepPlan
 from cluster.sim.capacity import decode_size, kv_tokens, static_efficiency, users_within
 from cluster.sim.costs.base import StepSize, size_of
-from cluster.sim.costs.presets import HARDWARE, MODELS, PowerLimit, find_hardware, find_model
+from cluster.sim.costs.hardware import PowerLimit
+from cluster.sim.costs.presets import HARDWARE, MODELS, find_hardware, find_model
 from cluster.sim.costs.roofline import RooflineCost, StepWork, capped_seconds
 
 H100 = HARDWARE["h100"]
