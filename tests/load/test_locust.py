@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -11,7 +12,9 @@ import pytest
 
 from tests.load.mock import ROOT, mock_server
 
-pytest.importorskip("locust", reason="needs the extra `load`")
+# Not imported: gevent would patch this process, and every grpc.aio test after it would hang.
+if importlib.util.find_spec("locust") is None:
+    pytest.skip("needs the extra `load`", allow_module_level=True)
 
 
 def _locust(tmp_path: Path, address: str, *args: str) -> subprocess.CompletedProcess[str]:
