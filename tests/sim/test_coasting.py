@@ -24,7 +24,9 @@ def assert_same(experiment: Experiment) -> None:
     meters = Meter(experiment.objectives, keep=True), Meter(experiment.objectives, keep=True)
     fast = experiment.run(meter=meters[0])
     slow = experiment.run(meter=meters[1], coasting=False)
-    assert fast == slow
+    # A mean over requests whose engines ended steps at one moment: summed in another order.
+    assert fast.queue_mean_ms == pytest.approx(slow.queue_mean_ms, rel=1e-12)
+    assert dataclasses.replace(fast, queue_mean_ms=slow.queue_mean_ms) == slow
     for stream, record in meters[1].records.items():
         other = meters[0].records[stream]
         for name in record.__slots__:
