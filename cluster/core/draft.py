@@ -86,7 +86,7 @@ class AdmissionRound:
         shared = Shared(
             blocks=len(hits),
             cached=self._kv.cost_of(hits),
-            coming=self._kv.prefix.is_coming(candidate, len(hits), running),
+            coming=self._kv.is_coming(candidate, len(hits), running),
         )
         decision = self._admission.decide(
             candidate,

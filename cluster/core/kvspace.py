@@ -72,10 +72,18 @@ class KvSpace:
 
     def hits(self, sequence: Sequence) -> tuple[list[BlockId], PartialHit | None]:
         """Blocks that the sequence could share, and one to copy, instead of computing them."""
-        if sequence.host_blocks or sequence.wants_prompt_scored:
+        if not self._may_share(sequence):
             return [], None
         hits = self.prefix.match(sequence, self.pool)
         return hits, self.prefix.match_partial(sequence, len(hits), self.pool)
+
+    def is_coming(self, sequence: Sequence, hits: int, running: SequenceOf[Sequence]) -> bool:
+        """Whether a running sequence is just computing the block after those `hits`."""
+        return self._may_share(sequence) and self.prefix.is_coming(sequence, hits, running)
+
+    def _may_share(self, sequence: Sequence) -> bool:
+        """Not while it has KV of its own in host memory, nor while its whole prompt is wanted."""
+        return not sequence.host_blocks and not sequence.wants_prompt_scored
 
     def computed_by(self, hits: list[BlockId], partial: PartialHit | None) -> int:
         """Positions that these hold."""
@@ -91,7 +99,6 @@ class KvSpace:
         sequence.grant(hits, self.block_size)
         sequence.computed = len(hits) * self.block_size
         sequence.published = len(hits)
-        sequence.prefix_hits += sequence.computed
 
     def grow(self, sequence: Sequence, blocks: int) -> list[BlockId]:
         """`blocks` more blocks for a sequence; returns them."""
@@ -118,7 +125,6 @@ class KvSpace:
         target = sequence.blocks[sequence.computed // self.block_size]
         self._copies.append(BlockCopy(partial.block, target))
         sequence.computed += partial.tokens
-        sequence.prefix_hits += partial.tokens
 
     # -- leaving -------------------------------------------------------------------------------
 

@@ -175,19 +175,6 @@ def make_scheduler(config: SchedulerConfig, choice: PolicyChoice) -> Scheduler:
     return Scheduler(config, policies)
 
 
-def make_policies(
-    batching: str = "chunked", *, batch_size: int = 16, block_size: int = 16, **options: object
-) -> Policies:
-    """Shorthand for PolicyChoice(batching, **options).build(...) in tools and tests."""
-    max_tokens = options.pop("max_tokens", 1 << 30)
-    choice = PolicyChoice(batching, **options)  # type: ignore[arg-type]
-    return choice.build(
-        batch_size=batch_size,
-        block_size=block_size,
-        max_tokens=max_tokens,  # type: ignore[arg-type]
-    )
-
-
 def _pick(what: str, name: str, makers: Mapping[str, T]) -> T:
     try:
         return makers[name]

@@ -106,8 +106,7 @@ class PrefixCache:
     def is_coming(self, sequence: Sequence, hits: int, running: SequenceOf[Sequence]) -> bool:
         """Whether a running sequence is just computing the first block that did not hit."""
         usable = (sequence.total - 1) // self._block_size
-        # Without a chain it was not looked up: it was swapped out, or wants its prompt scored.
-        if hits >= min(usable, len(sequence.chain)) or sequence.wants_prompt_scored:
+        if hits >= usable:
             return False
         wanted = sequence.chain[hits]
         return any(

@@ -18,8 +18,8 @@ class Sequence:
     the smaller goes first. admission: number of its newest admission, over all sequences.
     turn: number of its newest share, over all sequences and steps; the smallest waits longest.
     chain, published: hashes of its whole blocks, and how many of them others may share.
-    recomputed: positions whose KV was thrown away and had to be computed again. prefix_hits:
-    positions that it did not have to compute. charged: tokens that its tenant has paid for.
+    recomputed: positions whose KV was thrown away and had to be computed again. charged: tokens
+    that its tenant has paid for.
     prompt_logprobs: of the prompt's tokens from the second on, as far as they were scored.
     stalled_s: seconds between its preemptions and its coming in again, summed.
     """
@@ -36,7 +36,6 @@ class Sequence:
         "host_blocks",
         "max_total",
         "preemptions",
-        "prefix_hits",
         "priority",
         "prompt_len",
         "prompt_logprobs",
@@ -70,7 +69,6 @@ class Sequence:
         self.host_blocks: list[int] = []
         self.chain: list[bytes] = []
         self.published = 0
-        self.prefix_hits = 0
         self.prompt_logprobs: list[TokenLogprob] = []
         self.admission = 0
         self.charged = len(self.tokens)

@@ -20,7 +20,6 @@ from cluster.core.policies import (
     RESERVATIONS,
     VICTIMS,
     PolicyChoice,
-    make_policies,
 )
 from cluster.core.preemption import SwapCosts
 from cluster.core.queues.fair import FairQueue
@@ -28,11 +27,25 @@ from cluster.core.queues.keyed import DeadlineQueue, PriorityQueue
 from cluster.core.request import EngineRequest
 from cluster.core.reserve import EstimatedPeak, OnDemand
 from cluster.core.sampling import SamplingParams
+from cluster.core.scheduler import Policies
 from cluster.core.sequence import Sequence
 from cluster.core.victims import CheapestRecompute, LastAdmitted, LeastComputed, NewestArrival
 from tests.unit.core.support import Driver
 
 CHEAP_COPIES = SwapCosts(prefill_tokens_per_s=1.0, copy_blocks_per_s=1e9)
+
+
+def make_policies(
+    batching: str = "chunked", *, batch_size: int = 16, block_size: int = 16, **options: object
+) -> Policies:
+    """PolicyChoice(batching, **options).build(...), with sizes that most tests do not care about."""
+    max_tokens = options.pop("max_tokens", 1 << 30)
+    choice = PolicyChoice(batching, **options)  # type: ignore[arg-type]
+    return choice.build(
+        batch_size=batch_size,
+        block_size=block_size,
+        max_tokens=max_tokens,  # type: ignore[arg-type]
+    )
 
 
 def sequence(number: int, tokens: int = 4, arrival_s: float = 0.0, **request: object) -> Sequence:
