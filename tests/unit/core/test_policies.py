@@ -38,7 +38,7 @@ CHEAP_COPIES = SwapCosts(prefill_tokens_per_s=1.0, copy_blocks_per_s=1e9)
 def make_policies(
     batching: str = "chunked", *, batch_size: int = 16, block_size: int = 16, **options: object
 ) -> Policies:
-    """PolicyChoice(batching, **options).build(...), with sizes that most tests do not care about."""
+    """PolicyChoice(batching, **options).build(...), with sizes that most tests need not name."""
     max_tokens = options.pop("max_tokens", 1 << 30)
     choice = PolicyChoice(batching, **options)  # type: ignore[arg-type]
     return choice.build(
