@@ -25,7 +25,11 @@ class LayerCache(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """What a model and a configuration ask of a backend. scale: applied to q . k."""
+    """What a model and a configuration ask of a backend. scale: applied to q . k.
+
+    windows: the sliding windows that layers use, in tokens, the query's own included; a layer
+    without one is not named. softcap: scores become softcap * tanh(score / softcap); 0 for none.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -34,6 +38,8 @@ class AttentionSpec:
     scale: float
     dtype: torch.dtype
     device: torch.device
+    windows: tuple[int, ...] = ()
+    softcap: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +47,18 @@ class Capabilities:
     """What a backend can do. head_dims: empty means every size.
 
     dtypes: per device type. block_multiple: block sizes must be a multiple of it.
+    windows, softcap: whether AttentionSpec may ask for them. graph_safe: `run` may be captured
+    in a CUDA graph and replayed for other steps. batch_invariant: in fp32 a sequence's result
+    has the same bits whatever else is in the batch.
     """
 
     dtypes: dict[str, frozenset[torch.dtype]]
     block_multiple: int = 1
     head_dims: frozenset[int] = frozenset()
+    windows: bool = False
+    softcap: bool = False
+    graph_safe: bool = False
+    batch_invariant: bool = False
 
     def objection(self, spec: AttentionSpec) -> str | None:
         """Why `spec` cannot be served, with limit and value, or None when it can."""
@@ -60,6 +73,10 @@ class Capabilities:
             return f"head size must be one of {sorted(self.head_dims)}, got {spec.head_dim}"
         if spec.block_size % self.block_multiple:
             return f"block_size must be a multiple of {self.block_multiple}, got {spec.block_size}"
+        if spec.windows and not self.windows:
+            return f"no sliding window, got {list(spec.windows)}"
+        if spec.softcap and not self.softcap:
+            return f"no soft cap of scores, got {spec.softcap:g}"
         return None
 
 
@@ -111,5 +128,10 @@ class AttentionBackend(ABC):
         return query_key[:, : spec.num_heads]
 
     @abstractmethod
-    def run(self, query: torch.Tensor, cache: LayerCache, out: torch.Tensor) -> None:
-        """Attend query [T, heads, head_dim] to the cache, into `out` of the same shape."""
+    def run(
+        self, query: torch.Tensor, cache: LayerCache, out: torch.Tensor, window: int = 0
+    ) -> None:
+        """Attend query [T, heads, head_dim] to the cache, into `out` of the same shape.
+
+        window: one of spec.windows; the query at position p sees keys (p - window, p]. 0: all.
+        """

@@ -93,7 +93,9 @@ class NativeAttention(AttentionBackend):
         )
         return query
 
-    def run(self, query: torch.Tensor, cache: LayerCache, out: torch.Tensor) -> None:
+    def run(
+        self, query: torch.Tensor, cache: LayerCache, out: torch.Tensor, window: int = 0
+    ) -> None:
         self._kernels.attend(
             byref(self._step),
             byref(self._shape),

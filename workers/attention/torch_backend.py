@@ -74,7 +74,9 @@ class TorchAttention(AttentionBackend):
         self._flat(cache.keys).index_copy_(0, self._write_slots, key.flatten(1))
         self._flat(cache.values).index_copy_(0, self._write_slots, value.flatten(1))
 
-    def run(self, query: torch.Tensor, cache: LayerCache, out: torch.Tensor) -> None:
+    def run(
+        self, query: torch.Tensor, cache: LayerCache, out: torch.Tensor, window: int = 0
+    ) -> None:
         keys, values = self._flat(cache.keys), self._flat(cache.values)
         for group in self._groups:
             self._run_group(group, query, (keys, values), out)
