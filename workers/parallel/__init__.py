@@ -1,0 +1,1 @@
+"""Tensor parallelism: the ranks of one engine, and what they exchange within a step."""
