@@ -12,6 +12,7 @@
 #include "tiles.cpp"
 #include "chunk.cpp"
 #include "elementwise.cpp"
+#include "collective.cpp"
 // clang-format on
 
 #if defined(__AMX_BF16__)
