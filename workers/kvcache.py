@@ -10,6 +10,10 @@ from cluster.core.config import WorkerConfig, blocks_for
 from cluster.core.errors import ConfigError
 from workers.attention.backend import LayerCache
 from workers.checkpoint.modelconfig import ModelConfig
+from workers.parallel.collectives import Shard
+from workers.parallel.heads import split_heads
+
+_ALONE = Shard()
 
 MIN_SEQUENCE_TOKENS = 128
 """A cache sized from free memory must hold one sequence of this length, or the model's shorter
@@ -36,8 +40,12 @@ class CacheShape:
         return self.bytes_per_token * self.block_size
 
 
-def cache_shape(model: ModelConfig, block_size: int, dtype: torch.dtype) -> CacheShape:
-    return CacheShape(model.num_layers, model.num_kv_heads, model.head_dim, block_size, dtype)
+def cache_shape(
+    model: ModelConfig, block_size: int, dtype: torch.dtype, shard: Shard = _ALONE
+) -> CacheShape:
+    """The cache of one rank: that of its KV heads."""
+    heads = split_heads(model.num_heads, model.num_kv_heads, shard)
+    return CacheShape(model.num_layers, heads.kv.size, model.head_dim, block_size, dtype)
 
 
 def choose_num_blocks(

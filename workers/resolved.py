@@ -13,14 +13,19 @@ from workers.attention.backend import AttentionSpec
 from workers.attention.registry import candidates
 from workers.checkpoint.folder import Checkpoint
 from workers.kvcache import CacheShape
-from workers.models.registry import open_checkpoint
+from workers.models.registry import local_parameters, open_checkpoint
+from workers.parallel.collectives import Shard
+from workers.parallel.heads import split_heads
 from workers.placement import choose_device, choose_dtype, dtype_name
+
+_ALONE = Shard()
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
     """What "auto" and None stand for, except the attention backend, which may have to be compiled
-    first. num_blocks: as the free memory of this moment allows, the weights taken off."""
+    first. num_blocks: as the free memory of this moment allows, the weights taken off. Of a rank of
+    a tensor-parallel group, spec, shape and num_blocks are those of its own part."""
 
     checkpoint: Checkpoint
     device: torch.device
@@ -31,8 +36,9 @@ class Resolved:
     num_blocks: int
 
 
-def resolve(config: WorkerConfig, host_blocks: int) -> Resolved:
-    """Settle the configuration and check it against the model's headers and the free memory.
+def resolve(config: WorkerConfig, host_blocks: int, shard: Shard = _ALONE) -> Resolved:
+    """Settle the configuration and check it against the model's headers and the free memory, which
+    is taken to be this rank's own.
 
     Raises ModelError for a folder that cannot be served, ConfigError for a configuration that
     does not fit the model or the machine.
@@ -41,10 +47,10 @@ def resolve(config: WorkerConfig, host_blocks: int) -> Resolved:
     checkpoint = open_checkpoint(config.model)
     dtype = choose_dtype(config.dtype, checkpoint, device)
     max_model_len = _max_model_len(config, checkpoint)
-    spec = _attention_spec(config, checkpoint, dtype, device)
+    spec = _attention_spec(config, checkpoint, dtype, device, shard)
     candidates(config.attention_backend, spec)
-    shape = kvcache.cache_shape(checkpoint.config, config.block_size, dtype)
-    left = _check_weights_fit(checkpoint, dtype, device)
+    shape = kvcache.cache_shape(checkpoint.config, config.block_size, dtype, shard)
+    left = _check_weights_fit(checkpoint, dtype, device, shard)
     num_blocks = kvcache.choose_num_blocks(config, shape, max_model_len, left)
     _check_host_blocks_fit(host_blocks, shape)
     return Resolved(checkpoint, device, dtype, max_model_len, spec, shape, num_blocks)
@@ -62,10 +68,13 @@ def _max_model_len(config: WorkerConfig, checkpoint: Checkpoint) -> int:
     return config.max_model_len
 
 
-def _check_weights_fit(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> int:
+def _check_weights_fit(
+    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, shard: Shard
+) -> int:
     """The bytes that the weights leave free. Refuses before loading: a process that outgrows its
     memory is killed without a word."""
-    needed, free = checkpoint.num_parameters * dtype.itemsize, memory.free_memory(device)
+    needed = local_parameters(checkpoint, shard) * dtype.itemsize
+    free = memory.free_memory(device)
     if needed > free:
         raise ConfigError(
             f"model {checkpoint.folder} needs {needed} bytes as {dtype_name(dtype)}, but only "
@@ -86,12 +95,17 @@ def _check_host_blocks_fit(host_blocks: int, shape: CacheShape) -> None:
 
 
 def _attention_spec(
-    config: WorkerConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
+    config: WorkerConfig,
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    shard: Shard,
 ) -> AttentionSpec:
     model = checkpoint.config
+    heads = split_heads(model.num_heads, model.num_kv_heads, shard)
     return AttentionSpec(
-        num_heads=model.num_heads,
-        num_kv_heads=model.num_kv_heads,
+        num_heads=heads.query.size,
+        num_kv_heads=heads.kv.size,
         head_dim=model.head_dim,
         block_size=config.block_size,
         scale=model.head_dim**-0.5,

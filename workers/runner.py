@@ -61,6 +61,8 @@ class ModelRunner:
             logits = self._loaded.model.forward(
                 step.batch, self._loaded.attention, self._loaded.caches
             )
+            if logits is None:
+                raise RuntimeError("only the first rank of a group draws")
             drawn = sample(logits[: len(draws)], draws)
             chosen, prompts = self._score(plan, step, logits, drawn)
         result = StepResult(plan.step, drawn.token_ids, logprobs=chosen, prompt_logprobs=prompts)

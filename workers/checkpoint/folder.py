@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +56,6 @@ class Checkpoint:
     def tensor_names(self) -> set[str]:
         return set(self._location)
 
-    @property
-    def num_parameters(self) -> int:
-        """Elements of all tensors."""
-        return sum(
-            math.prod(self._files[path][name].shape) for name, path in self._location.items()
-        )
-
     def check_tensors(self, expected: Iterable[tuple[str, tuple[int, ...]]]) -> None:
         """Compare with (name, shape) pairs, taken one by one so that an absurd layer count fails
         at its first missing tensor. Raises ModelError for a missing, extra or misshapen one."""
@@ -87,14 +79,27 @@ class Checkpoint:
 
     def tensor(self, name: str) -> torch.Tensor:
         """The tensor as saved, on the CPU. Raises KeyError for a name that is not there."""
+        tensor: torch.Tensor = self._open_file(name).get_tensor(name)
+        return tensor
+
+    def part(self, name: str, bounds: Sequence[tuple[int, int]]) -> torch.Tensor:
+        """[begin, end) of each dimension of a tensor, as saved, on the CPU; nothing else of it is
+        read. Raises KeyError for a name that is not there."""
+        shape = self._files[self._location[name]][name].shape
+        if all(bound == (0, size) for bound, size in zip(bounds, shape, strict=True)):
+            return self.tensor(name)
+        selected = tuple(slice(begin, end) for begin, end in bounds)
+        tensor: torch.Tensor = self._open_file(name).get_slice(name)[selected]
+        return tensor
+
+    def _open_file(self, name: str) -> Any:
         path = self._location[name]
         if path not in self._open_files:
             try:
                 self._open_files[path] = safe_open(path, framework="pt", device="cpu")
             except Exception as error:
                 raise ModelError(f"{path}: safetensors cannot open it: {error}") from error
-        tensor: torch.Tensor = self._open_files[path].get_tensor(name)
-        return tensor
+        return self._open_files[path]
 
     def fingerprint(self) -> str:
         """SHA-256 over the config, every tensor's name, type and shape, and a sample of its bytes.

@@ -11,6 +11,7 @@ import torch
 from workers.attention.backend import AttentionBackend, LayerCache
 from workers.checkpoint.folder import Checkpoint
 from workers.checkpoint.modelconfig import ModelConfig
+from workers.parallel.collectives import Collectives, Shard
 
 LoadProgress = Callable[[float], None]
 """Called with the share of the weights that is loaded, 0 to 1."""
@@ -34,8 +35,9 @@ class Model(Protocol):
 
     def forward(
         self, batch: Batch, attention: AttentionBackend, caches: Sequence[LayerCache]
-    ) -> torch.Tensor:
-        """Logits [R, vocab] in the model's dtype, for the tokens of `batch.logits_index`.
+    ) -> torch.Tensor | None:
+        """Logits [R, vocab] in the model's dtype, for the tokens of `batch.logits_index`, on the
+        first rank of a tensor-parallel group; None on the others.
 
         `attention` has planned this step; every layer writes its K and V into its cache.
         """
@@ -47,8 +49,10 @@ class ModelFamily:
 
     expected_tensors: from the config and the names found, (name, shape) of every tensor that the
     checkpoint must hold; a tensor that it may hold is named only where it was found.
-    load: builds the model in the given dtype on the given device.
+    local_elements: elements of all tensors that a rank holds.
+    load: builds a rank's part of the model in the given dtype on the given device.
     """
 
     expected_tensors: Callable[[ModelConfig, Set[str]], Iterator[tuple[str, tuple[int, ...]]]]
-    load: Callable[[Checkpoint, torch.dtype, torch.device, LoadProgress], Model]
+    local_elements: Callable[[ModelConfig, Set[str], Shard], int]
+    load: Callable[[Checkpoint, torch.dtype, torch.device, LoadProgress, Collectives], Model]

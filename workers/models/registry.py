@@ -5,12 +5,15 @@ from __future__ import annotations
 import torch
 
 from workers.checkpoint.folder import Checkpoint
-from workers.models import llama
+from workers.models import decoder
 from workers.models.base import LoadProgress, Model, ModelFamily
+from workers.models.tensors import expected_tensors, local_elements
+from workers.parallel.collectives import Alone, Collectives, Shard
 
 FAMILIES: dict[str, ModelFamily] = {
-    "LlamaForCausalLM": ModelFamily(llama.expected_tensors, llama.load),
+    "LlamaForCausalLM": ModelFamily(expected_tensors, local_elements, decoder.load),
 }
+_ALONE = Alone()
 
 
 def open_checkpoint(folder: str) -> Checkpoint:
@@ -24,10 +27,21 @@ def open_checkpoint(folder: str) -> Checkpoint:
     return checkpoint
 
 
+def local_parameters(checkpoint: Checkpoint, shard: Shard) -> int:
+    """Elements of all tensors that a rank holds."""
+    family = FAMILIES[checkpoint.config.architecture]
+    return family.local_elements(checkpoint.config, checkpoint.tensor_names, shard)
+
+
 def load_model(
-    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, progress: LoadProgress
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: LoadProgress,
+    collectives: Collectives = _ALONE,
 ) -> Model:
-    """Load a checkpoint that `open_checkpoint` has accepted. Raises ModelError, MemoryError."""
+    """Load a rank's part of a checkpoint that `open_checkpoint` has accepted; of the others' parts
+    nothing is read. Raises ModelError, MemoryError."""
     family = FAMILIES[checkpoint.config.architecture]
     with torch.inference_mode():
-        return family.load(checkpoint, dtype, device, progress)
+        return family.load(checkpoint, dtype, device, progress, collectives)

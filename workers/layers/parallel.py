@@ -1,0 +1,65 @@
+"""Layers whose weights are split over the ranks of a tensor-parallel group."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from workers.layers.linear import Linear
+from workers.parallel.collectives import Collectives
+from workers.parallel.heads import Span
+
+
+class SummedLinear:
+    """A product whose input dimension is split: the sum of the ranks' products.
+
+    A bias belongs into one rank's product only.
+    """
+
+    def __init__(self, linear: Linear, collectives: Collectives) -> None:
+        self._linear = linear
+        self._collectives = collectives
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [rows, the rank's part of the input] -> [rows, out], the same on every rank."""
+        return self._collectives.all_reduce(self._linear(x))
+
+
+class VocabEmbedding:
+    """Rows of the embedding split by token id."""
+
+    def __init__(self, weight: torch.Tensor, span: Span, collectives: Collectives) -> None:
+        """weight: [span.size, hidden], the rows of the ids in `span`."""
+        self._weight = weight
+        self._span = span
+        self._collectives = collectives
+
+    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """token_ids: [T] -> [T, hidden], the same on every rank."""
+        if self._collectives.shard.size == 1:
+            return functional.embedding(token_ids, self._weight)
+        elsewhere = (token_ids < self._span.begin) | (token_ids >= self._span.end)
+        rows = (token_ids - self._span.begin).masked_fill(elsewhere, 0)
+        embedded = functional.embedding(rows, self._weight).masked_fill(elsewhere[:, None], 0)
+        return self._collectives.all_reduce(embedded)
+
+
+class VocabHead:
+    """Logits of the vocabulary, its columns split by token id."""
+
+    def __init__(self, linear: Linear, vocab_size: int, collectives: Collectives) -> None:
+        """linear: hidden -> the rank's columns; all ranks have equally many."""
+        self._linear = linear
+        self._vocab_size = vocab_size
+        self._collectives = collectives
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor | None:
+        """x: [R, hidden] -> on rank 0 [R, vocab]; None on the others."""
+        if not len(x):
+            empty = x.new_empty(0, self._vocab_size)
+            return empty if self._collectives.shard.rank == 0 else None
+        logits = self._collectives.gather(self._linear(x))
+        if logits is None:
+            return None
+        # Where the vocabulary does not divide, the columns beyond it are filling.
+        return logits[:, : self._vocab_size].contiguous()
