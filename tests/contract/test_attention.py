@@ -1,98 +1,28 @@
-"""What every attention backend must do, against a dense oracle in fp64.
-
-A new backend joins by one entry in CASES.
-"""
+"""What every attention backend must do; see attention_cases."""
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
 
 from cluster.core.errors import ConfigError
-from workers.attention.backend import AttentionBackend, AttentionSpec, LayerCache
-from workers.attention.meta import StepMeta
+from tests.contract.attention_cases import (
+    CASES,
+    MIXED,
+    Case,
+    Sequence,
+    Shape,
+    build_step,
+    check,
+    dense_oracle,
+    make_backend,
+    make_spec,
+    run_step,
+)
 from workers.attention.registry import BACKENDS, make_attention
-from workers.native.levels import LEVEL_VARIABLE, LEVELS, usable_levels
-
-
-@dataclass(frozen=True)
-class Case:
-    """A backend on a device with a dtype, and how far from the oracle it may be.
-
-    level: instruction set of native kernels."""
-
-    backend: str
-    device: str
-    dtype: torch.dtype
-    tolerance: float
-    level: str = ""
-
-    def __str__(self) -> str:
-        name = "-".join(filter(None, (self.backend, self.level)))
-        return f"{name}-{self.device}-{str(self.dtype)[6:]}"
-
-
-CASES = [
-    Case("torch", "cpu", torch.float32, 2e-5),
-    Case("torch", "cpu", torch.bfloat16, 3e-2),
-    Case("torch", "cuda", torch.float32, 2e-5),
-    Case("torch", "cuda", torch.bfloat16, 3e-2),
-    Case("torch", "cuda", torch.float16, 5e-3),
-    *(
-        Case("native", "cpu", dtype, tolerance, level.name)
-        for level in LEVELS
-        for dtype, tolerance in ((torch.float32, 2e-5), (torch.bfloat16, 3e-2))
-    ),
-]
-
-
-@dataclass(frozen=True)
-class Sequence:
-    """`count` new tokens after `context` tokens that are in the cache already."""
-
-    count: int
-    context: int
-
-    @property
-    def length(self) -> int:
-        return self.count + self.context
-
-
-@dataclass(frozen=True)
-class Shape:
-    heads: int = 4
-    kv_heads: int = 2
-    head_dim: int = 64
-    block_size: int = 16
-
-
-@dataclass
-class Step:
-    """A step with its cache, and the dense keys and values that the cache stands for."""
-
-    meta: StepMeta
-    cache: LayerCache
-    query: torch.Tensor
-    key: torch.Tensor
-    value: torch.Tensor
-    dense: list[tuple[torch.Tensor, torch.Tensor]]
-
-
-MIXED = [
-    Sequence(1, 0),
-    Sequence(1, 37),
-    Sequence(1, 15),
-    Sequence(1, 16),
-    Sequence(1, 300),
-    Sequence(7, 0),
-    Sequence(33, 16),
-    Sequence(1, 0),
-    Sequence(16, 48),
-    Sequence(50, 91),
-]
+from workers.native.levels import LEVEL_VARIABLE, usable_levels
 
 
 @pytest.fixture(params=CASES, ids=str)
@@ -105,131 +35,6 @@ def case(request, monkeypatch) -> Case:
         if not usable_levels() or usable_levels()[0].name != case.level:
             pytest.skip(f"this CPU has no {case.level}")
     return case
-
-
-def make_spec(case: Case, shape: Shape) -> AttentionSpec:
-    return AttentionSpec(
-        num_heads=shape.heads,
-        num_kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        block_size=shape.block_size,
-        scale=shape.head_dim**-0.5,
-        dtype=case.dtype,
-        device=torch.device(case.device),
-    )
-
-
-def make_backend(case: Case, shape: Shape) -> AttentionBackend:
-    spec = make_spec(case, shape)
-    objection = BACKENDS[case.backend].objection(spec)
-    if objection is not None:
-        pytest.skip(objection)
-    return make_attention(case.backend, spec)
-
-
-def build_step(
-    case: Case, shape: Shape, sequences: list[Sequence], padding: int = 0, seed: int = 0
-) -> Step:
-    """Pages in random order; every slot that no context token is written to holds NaN."""
-    generator = torch.Generator().manual_seed(seed)
-    blocks = [-(-s.length // shape.block_size) for s in sequences]
-    order = (torch.randperm(sum(blocks) + 3, generator=generator) + 1).tolist()
-    pages = (len(order) + 1, shape.block_size, shape.kv_heads, shape.head_dim)
-    device = torch.device(case.device)
-    cache = LayerCache(
-        torch.full(pages, torch.nan, dtype=case.dtype),
-        torch.full(pages, torch.nan, dtype=case.dtype),
-    )
-
-    def random(*size: int) -> torch.Tensor:
-        return torch.randn(size, generator=generator).to(case.dtype)
-
-    table = torch.zeros(len(sequences), max(blocks), dtype=torch.int32)
-    slots: list[int] = []
-    positions: list[int] = []
-    keys, values, dense = [], [], []
-    for row, sequence in enumerate(sequences):
-        own = [order.pop() for _ in range(blocks[row])]
-        table[row, : len(own)] = torch.tensor(own, dtype=torch.int32)
-        key = random(sequence.length, shape.kv_heads, shape.head_dim)
-        value = random(sequence.length, shape.kv_heads, shape.head_dim)
-        dense.append((key, value))
-        position = torch.arange(sequence.length)
-        slot = table[row, position // shape.block_size] * shape.block_size
-        slot += position % shape.block_size
-        cached = slot[: sequence.context].long()
-        cache.keys.flatten(0, 1)[cached] = key[: sequence.context]
-        cache.values.flatten(0, 1)[cached] = value[: sequence.context]
-        slots += slot[sequence.context :].tolist()
-        positions += position[sequence.context :].tolist()
-        keys.append(key[sequence.context :])
-        values.append(value[sequence.context :])
-    pad = random(padding, shape.kv_heads, shape.head_dim)
-    counts = [s.count for s in sequences]
-    bounds = [0, *itertools.accumulate(counts)]
-    total = bounds[-1] + padding
-
-    def integers(values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=device)
-
-    decodes = sum(1 for _ in itertools.takewhile(lambda count: count == 1, counts))
-    meta = StepMeta(
-        num_seqs=len(sequences),
-        num_tokens=total,
-        num_decodes=decodes,
-        max_q=max(counts),
-        max_k=max(s.length for s in sequences),
-        cu_seqlens_q=integers(bounds),
-        seqused_k=integers([s.length for s in sequences]),
-        block_table=table.to(device),
-        slot_mapping=integers(slots + [-1] * padding),
-        positions=integers(positions + [0] * padding),
-        logits_index=integers([end - 1 for end in bounds[1:]]),
-    )
-    return Step(
-        meta,
-        LayerCache(cache.keys.to(device), cache.values.to(device)),
-        random(total, shape.heads, shape.head_dim).to(device),
-        torch.cat([*keys, pad]).to(device),
-        torch.cat([*values, pad]).to(device),
-        dense,
-    )
-
-
-def run_step(backend: AttentionBackend, step: Step) -> torch.Tensor:
-    out = torch.full_like(step.query, torch.nan)
-    with torch.inference_mode():
-        backend.plan(step.meta)
-        backend.write_kv(step.key, step.value, step.cache)
-        backend.run(step.query, step.cache, out)
-    return out.cpu()
-
-
-def dense_oracle(shape: Shape, sequences: list[Sequence], step: Step) -> torch.Tensor:
-    """Softmax attention written down as in the paper, one query at a time."""
-    query = step.query.cpu().double()
-    group = shape.heads // shape.kv_heads
-    rows = []
-    for sequence, (key, value), begin in zip(
-        sequences, step.dense, step.meta.cu_seqlens_q.tolist(), strict=False
-    ):
-        for offset in range(sequence.count):
-            seen = sequence.context + offset + 1
-            k = key[:seen].double().repeat_interleave(group, 1)
-            v = value[:seen].double().repeat_interleave(group, 1)
-            scores = torch.einsum("khd,hd->hk", k, query[begin + offset])
-            weights = (scores * shape.head_dim**-0.5).softmax(-1)
-            rows.append(torch.einsum("hk,khd->hd", weights, v))
-    return torch.stack(rows)
-
-
-def check(case: Case, shape: Shape, sequences: list[Sequence], padding: int = 0) -> None:
-    backend = make_backend(case, shape)
-    step = build_step(case, shape, sequences, padding)
-    out = run_step(backend, step)
-    expected = dense_oracle(shape, sequences, step)
-    computed = out[: len(expected)].double()
-    torch.testing.assert_close(computed, expected, atol=case.tolerance, rtol=case.tolerance)
 
 
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (9, 3), (8, 1)], ids=str)
@@ -280,6 +85,70 @@ def test_threads_share_the_work(case, threads):
         torch.testing.assert_close(out, outs[0], atol=case.tolerance, rtol=case.tolerance)
         if case.backend == "native":
             assert torch.equal(out, outs[0])
+
+
+WINDOWS = [1, 8, 16, 17, 100]
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("heads", [(4, 2), (9, 3)], ids=str)
+def test_sliding_window(case, window, heads):
+    check(case, Shape(heads=heads[0], kv_heads=heads[1], window=window), MIXED)
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_contexts_around_the_edge_of_the_window(case, window):
+    edges = [max(0, window + d) for d in (-2, -1, 0, 1, 63, 64, 65)]
+    decodes = [Sequence(1, context) for context in edges]
+    chunks = [Sequence(count, context) for context in edges for count in (2, 70)]
+    check(case, Shape(window=window), [*decodes, *chunks, Sequence(window, 0), Sequence(300, 0)])
+
+
+def test_layers_with_and_without_a_window_take_turns(case):
+    shape = Shape(window=20)
+    backend = make_backend(case, shape)
+    step = build_step(case, Shape(), MIXED)
+    for window in (20, 0, 20, 0):
+        out = run_step(backend, step, window).double()
+        expected = dense_oracle(replace(shape, window=window), MIXED, step)
+        torch.testing.assert_close(out, expected, atol=case.tolerance, rtol=case.tolerance)
+
+
+@pytest.mark.parametrize("window", [0, 17])
+@pytest.mark.parametrize("softcap", [0.5, 30.0])
+def test_soft_cap(case, softcap, window):
+    check(case, Shape(softcap=softcap, window=window), MIXED)
+
+
+@pytest.mark.parametrize("window", [0, 40])
+def test_a_sequence_does_not_feel_its_neighbours(case, window):
+    """The same bits alone, in company, and at another place of the batch."""
+    if not BACKENDS[case.backend].capabilities.batch_invariant or case.dtype != torch.float32:
+        pytest.skip("not promised")
+    shape = Shape(window=window)
+    backend = make_backend(case, shape)
+    step = build_step(case, shape, MIXED)
+    together = run_step(backend, step, window)
+    bounds = step.meta.cu_seqlens_q.tolist()
+    for row, sequence in enumerate(MIXED):
+        part = slice(bounds[row], bounds[row + 1])
+        meta = replace(
+            step.meta,
+            num_seqs=1,
+            num_tokens=sequence.count,
+            num_decodes=int(sequence.count == 1),
+            max_q=sequence.count,
+            max_k=sequence.length,
+            cu_seqlens_q=torch.tensor([0, sequence.count], dtype=torch.int32, device=case.device),
+            seqused_k=step.meta.seqused_k[row : row + 1],
+            block_table=step.meta.block_table[row : row + 1],
+            slot_mapping=step.meta.slot_mapping[part],
+            positions=step.meta.positions[part],
+        )
+        alone = replace(
+            step, meta=meta, query=step.query[part], key=step.key[part], value=step.value[part]
+        )
+        assert torch.equal(run_step(backend, alone, window), together[part])
 
 
 def test_padding_tokens_disturb_nobody(case):
