@@ -27,9 +27,9 @@ def build_engine(
 ) -> EngineService:
     """Load the model and put an engine around it. Runs inside the engine's process."""
     # Only here: routers and the driver do without torch.
-    from workers.executor import LocalExecutor
+    from workers.executors import make_executor
 
-    executor = LocalExecutor(settings.worker, progress, settings.policies.host_blocks)
+    executor = make_executor(settings.worker, progress, settings.policies.host_blocks)
     options = EngineOptions(
         engine_id=engine_id,
         secret=settings.secret,

@@ -34,11 +34,14 @@ class Resolved:
     spec: AttentionSpec
     shape: CacheShape
     num_blocks: int
+    shard: Shard
 
 
 def resolve(config: WorkerConfig, host_blocks: int, shard: Shard = _ALONE) -> Resolved:
-    """Settle the configuration and check it against the model's headers and the free memory, which
-    is taken to be this rank's own.
+    """Settle the configuration and check it against the model's headers and the free memory.
+
+    On the CPU the ranks of a group share it: rank 0, which settles for all before any of them
+    loads, may have its part only.
 
     Raises ModelError for a folder that cannot be served, ConfigError for a configuration that
     does not fit the model or the machine.
@@ -53,7 +56,7 @@ def resolve(config: WorkerConfig, host_blocks: int, shard: Shard = _ALONE) -> Re
     left = _check_weights_fit(checkpoint, dtype, device, shard)
     num_blocks = kvcache.choose_num_blocks(config, shape, max_model_len, left)
     _check_host_blocks_fit(host_blocks, shape)
-    return Resolved(checkpoint, device, dtype, max_model_len, spec, shape, num_blocks)
+    return Resolved(checkpoint, device, dtype, max_model_len, spec, shape, num_blocks, shard)
 
 
 def _max_model_len(config: WorkerConfig, checkpoint: Checkpoint) -> int:
@@ -75,6 +78,8 @@ def _check_weights_fit(
     memory is killed without a word."""
     needed = local_parameters(checkpoint, shard) * dtype.itemsize
     free = memory.free_memory(device)
+    if device.type == "cpu" and shard.rank == 0:
+        free //= shard.size
     if needed > free:
         raise ConfigError(
             f"model {checkpoint.folder} needs {needed} bytes as {dtype_name(dtype)}, but only "

@@ -6,15 +6,18 @@ from dataclasses import dataclass
 
 import torch
 
-from cluster.core.ids import SequenceId
+from cluster.core.ids import SequenceId, TokenId
 from cluster.core.plan import PromptLogprobs, StepPlan, StepResult, TokenLogprob
 from workers.attention.backend import AttentionBackend, LayerCache
 from workers.blockmoves import BlockMover
 from workers.inputs import InputBuilder, StepInputs
 from workers.logprobs import token_logprobs
 from workers.models.base import Model
-from workers.sampler import Draw, Drawn, sample
+from workers.parallel.collectives import Alone, Collectives
+from workers.sampler import FAILED_TOKEN, Draw, Drawn, sample
 from workers.sequences import SequenceTable
+
+_ALONE = Alone()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +38,18 @@ class ModelRunner:
         table: SequenceTable,
         inputs: InputBuilder,
         mover: BlockMover,
+        collectives: Collectives = _ALONE,
     ) -> None:
         self._loaded = loaded
         self._table = table
         self._inputs = inputs
         self._mover = mover
+        self._collectives = collectives
 
     def run(self, plan: StepPlan) -> StepResult:
         """Move blocks, forget, take in, run, sample, append. elapsed_s is left to the caller.
 
+        In a group, rank 0 draws for all; the others' results hold the ids and nothing else.
         Raises RuntimeError for a plan that contradicts the state held here, and whatever torch
         raises; in both cases the state is undefined afterwards.
         """
@@ -52,28 +58,43 @@ class ModelRunner:
             self._table.release(seq_id)
         for new in plan.admitted:
             self._table.admit(new)
+        result = StepResult(plan.step, [])
         if not plan.rows:
-            return StepResult(plan.step, [])
+            return result
         step = self._inputs.build(plan)
-        draws = [Draw(*self._table.sampling(lane)) for lane in step.lanes]
         with torch.inference_mode():
             self._loaded.attention.plan(step.meta)
             logits = self._loaded.model.forward(
                 step.batch, self._loaded.attention, self._loaded.caches
             )
-            if logits is None:
-                raise RuntimeError("only the first rank of a group draws")
-            drawn = sample(logits[: len(draws)], draws)
-            chosen, prompts = self._score(plan, step, logits, drawn)
-        result = StepResult(plan.step, drawn.token_ids, logprobs=chosen, prompt_logprobs=prompts)
-        sampled = [row.seq_id for row in plan.rows if row.samples]
-        for row, (lane, token_id) in enumerate(zip(step.lanes, drawn.token_ids, strict=True)):
-            if row in drawn.failed:
-                result.failed[sampled[row]] = drawn.failed[row]
+            if logits is not None:
+                self._draw(plan, step, logits, result)
+            result.token_ids = self._share(result.token_ids, len(step.lanes))
+        for lane, token_id in zip(step.lanes, result.token_ids, strict=True):
+            if token_id == FAILED_TOKEN:
                 self._table.end(lane)
             else:
                 self._table.append(lane, token_id)
         return result
+
+    def _draw(
+        self, plan: StepPlan, step: StepInputs, logits: torch.Tensor, result: StepResult
+    ) -> None:
+        """Draw for the rows that sample, into `result`."""
+        draws = [Draw(*self._table.sampling(lane)) for lane in step.lanes]
+        drawn = sample(logits[: len(draws)], draws)
+        result.token_ids = drawn.token_ids
+        sampled = [row.seq_id for row in plan.rows if row.samples]
+        result.failed = {sampled[row]: reason for row, reason in drawn.failed.items()}
+        result.logprobs, result.prompt_logprobs = self._score(plan, step, logits, drawn)
+
+    def _share(self, token_ids: list[TokenId], count: int) -> list[TokenId]:
+        """Rank 0's ids on every rank. count: how many there are."""
+        if self._collectives.shard.size == 1 or count == 0:
+            return token_ids
+        device = self._loaded.caches[0].keys.device
+        ids = torch.tensor(token_ids or [0] * count, dtype=torch.int32, device=device)
+        return self._collectives.broadcast(ids).tolist()
 
     def _score(
         self, plan: StepPlan, step: StepInputs, logits: torch.Tensor, drawn: Drawn

@@ -146,7 +146,7 @@ def _checked(settings: ServeSettings) -> ServeSettings:
     """
     from cluster.gateway.server import check_gateway
     from cluster.text.tokenizer import Tokenizer
-    from workers.executor import check_config
+    from workers.executors import check_config
 
     worker = check_config(settings.worker, settings.policies.host_blocks)
     check_gateway(settings.gateway, Tokenizer.from_folder(settings.worker.model))

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from cluster.core.errors import ConfigError
 
+MAX_RANKS = 64
+"""Of a tensor-parallel group; no model has more KV heads worth splitting."""
+
 
 def blocks_for(tokens: int, block_size: int) -> int:
     """KV blocks that hold `tokens` positions."""
@@ -64,7 +67,9 @@ class WorkerConfig:
     bf16 on CPU), "float32", "bfloat16" or "float16". device: "auto", "cpu" or "cuda".
     num_blocks: usable KV blocks, or None to take `kv_memory_share` of the free memory.
     threads: intra-op threads on CPU; more than one only pays on cores that nobody else uses.
-    max_model_len: None takes the model's own limit.
+    max_model_len: None takes the model's own limit. tensor_parallel_size: ranks that share the
+    model, each in a process of its own. collectives: how they exchange, "auto", "shm", "gloo",
+    "nccl" or "local" (threads of one process, for tests).
     """
 
     model: str
@@ -78,10 +83,17 @@ class WorkerConfig:
     max_num_seqs: int = 32
     max_model_len: int | None = None
     threads: int = 1
+    tensor_parallel_size: int = 1
+    collectives: str = "auto"
 
     def __post_init__(self) -> None:
         for name in ("block_size", "max_num_batched_tokens", "max_num_seqs", "threads"):
             _at_least(name, getattr(self, name), 1)
+        _at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
+        if self.tensor_parallel_size > MAX_RANKS:
+            raise ConfigError(
+                f"tensor_parallel_size must be at most {MAX_RANKS}, got {self.tensor_parallel_size}"
+            )
         if self.num_blocks is not None:
             _at_least("num_blocks", self.num_blocks, 1)
         if self.max_model_len is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
-from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_float, c_int32, c_int64, c_uint64, c_void_p
 from typing import Any
 
 import torch
@@ -120,6 +120,46 @@ def load_kernels(dtype: torch.dtype) -> Kernels:
     Raises BuildError when there is none; the reason is logged once.
     """
     return Kernels(_library(tuple(usable_levels())), dtype)
+
+
+class GroupView(ctypes.Structure):
+    """Group of collective.cpp. capacity: bytes per buffer, a multiple of 64."""
+
+    _fields_ = [  # ctypes reads it as it is
+        ("memory", c_void_p),
+        ("capacity", c_int64),
+        ("sequence", c_uint64),
+        ("patience_us", c_int64),
+        ("rank", c_int32),
+        ("size", c_int32),
+    ]
+
+
+class GroupCalls:
+    """The collectives; each returns 0, -1 when given up, or 1 + the rank that does not answer."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        def entry(name: str, *arguments: Any) -> Any:
+            function = library[f"headway_group_{name}"]
+            function.argtypes = [POINTER(GroupView), *arguments]
+            function.restype = c_int32
+            return function
+
+        self.all_reduce = {
+            dtype: entry(f"all_reduce_{suffix}", c_void_p, c_int64)
+            for dtype, suffix in _SUFFIX.items()
+        }
+        self.gather = entry("gather", c_void_p, c_int64, c_int64, c_void_p)
+        self.broadcast = entry("broadcast", c_void_p, c_int64)
+        self.give_up = entry("give_up")
+        self.give_up.restype = None
+        self.bytes = library.headway_group_bytes
+        self.bytes.argtypes, self.bytes.restype = [c_int32, c_int64], c_int64
+
+
+def load_group_calls() -> GroupCalls:
+    """Raises BuildError where nothing can be compiled."""
+    return GroupCalls(_library(tuple(usable_levels())))
 
 
 def unavailable() -> str | None:

@@ -12,7 +12,8 @@ from cluster.core.plan import BlockCopy, NewSequence, Row, StepPlan
 from cluster.core.sampling import SamplingParams
 from tests.determinism.tiny_models import TinyLlama, write_config, write_model
 from workers import memory
-from workers.executor import LocalExecutor, check_config
+from workers.executor import LocalExecutor
+from workers.executors import check_config
 
 GREEDY = SamplingParams(max_tokens=100, temperature=0.0)
 PROMPT = [5, 9, 100, 3, 77, 12, 31, 8, 64, 2, 90]

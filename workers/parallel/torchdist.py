@@ -1,0 +1,85 @@
+"""A group on torch.distributed: NCCL between GPUs, gloo where nothing can be compiled."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, TypeAlias
+
+import torch
+from torch import distributed
+
+from workers.parallel.collectives import GroupBroken, Shard
+
+_TCPStore = distributed.TCPStore  # type: ignore[attr-defined]  # its hints do not name it
+Store: TypeAlias = Any
+LOOPBACK = "127.0.0.1"
+_TIMEOUT_S = {"gloo": 4.0, "nccl": 60.0}
+"""NCCL's covers the kernels queued before the collective. A rank that dies is noticed sooner, by
+its connection to the leader."""
+
+
+def create_store(size: int) -> Store:
+    """Where ranks find each other; its `port` is what the others need. Rank 0 keeps it."""
+    return _TCPStore(LOOPBACK, 0, size, is_master=True, wait_for_workers=False)
+
+
+class TorchGroup:
+    """One rank's view of the process's default group."""
+
+    def __init__(self, shard: Shard, backend: str, store: Store) -> None:
+        """backend: "nccl" or "gloo". Returns when all ranks have come."""
+        self.shard = shard
+        self._backend = backend
+        distributed.init_process_group(
+            backend,
+            store=store,
+            rank=shard.rank,
+            world_size=shard.size,
+            timeout=timedelta(seconds=_TIMEOUT_S[backend]),
+        )
+
+    @classmethod
+    def join(cls, shard: Shard, backend: str, port: int) -> TorchGroup:
+        """For ranks other than 0. port: of rank 0's store."""
+        store = _TCPStore(LOOPBACK, port, shard.size, is_master=False)
+        return cls(shard, backend, store)
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        try:
+            if self._backend == "nccl":
+                distributed.all_reduce(x)
+                return x
+            # In rank order and in fp32, as over shared memory: the same bits on all ranks.
+            parts = self._all(x)
+        except RuntimeError as error:
+            raise GroupBroken(f"{self._backend}: {error}") from error
+        total = parts[0].to(torch.float32, copy=True)
+        for part in parts[1:]:
+            total += part
+        return x.copy_(total)
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor | None:
+        try:
+            parts = self._all(x)
+        except RuntimeError as error:
+            raise GroupBroken(f"{self._backend}: {error}") from error
+        return torch.cat(parts, dim=-1) if self.shard.rank == 0 else None
+
+    def broadcast(self, x: torch.Tensor) -> torch.Tensor:
+        try:
+            distributed.broadcast(x, src=0)
+        except RuntimeError as error:
+            raise GroupBroken(f"{self._backend}: {error}") from error
+        return x
+
+    def give_up(self) -> None:
+        """The others notice by their timeout, or by this process's end."""
+
+    def close(self) -> None:
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+
+    def _all(self, x: torch.Tensor) -> list[torch.Tensor]:
+        parts = [torch.empty_like(x) for _ in range(self.shard.size)]
+        distributed.all_gather(parts, x)
+        return parts
