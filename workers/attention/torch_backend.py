@@ -23,7 +23,7 @@ _GPU_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
 class _DecodeGroup(NamedTuple):
-    """Decodes of similar length, run as one batch of S rows padded to L keys."""
+    """Decodes that see similarly many keys, run as one batch of S rows padded to L keys."""
 
     rows: slice | torch.Tensor
     slots: torch.Tensor  # [S * L]
@@ -33,12 +33,19 @@ class _DecodeGroup(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """Several tokens of one sequence: queries [begin, end) over L keys."""
+    """Several tokens of one sequence: queries [begin, end) over L keys, seen by one or more."""
 
     begin: int
     end: int
     slots: torch.Tensor  # [L]
     mask: torch.Tensor | None  # [1, 1, end - begin, L]; None when it is the plain causal one
+
+
+class _Work(NamedTuple):
+    """A step under one window."""
+
+    groups: list[_DecodeGroup]
+    chunks: list[_Chunk]
 
 
 class TorchAttention(AttentionBackend):
@@ -48,27 +55,22 @@ class TorchAttention(AttentionBackend):
     capabilities: ClassVar[Capabilities] = Capabilities(
         # fp16 has no fast path on any CPU; it would only look supported.
         dtypes={"cpu": _HOST_DTYPES, "cuda": _GPU_DTYPES},
+        windows=True,
+        softcap=True,
     )
 
     def __init__(self, spec: AttentionSpec) -> None:
         super().__init__(spec)
         self._group_size = spec.num_heads // spec.num_kv_heads
-        self._offsets = torch.arange(spec.block_size, dtype=torch.int32, device=spec.device)
         self._write_slots = torch.empty(0, dtype=torch.int64, device=spec.device)
-        self._groups: list[_DecodeGroup] = []
-        self._chunks: list[_Chunk] = []
+        self._meta: StepMeta | None = None
+        self._work: dict[int, _Work] = {}
 
     def plan(self, meta: StepMeta) -> None:
         # Padding goes to slot 0, in the null block. index_copy_ takes 64-bit indices only.
         self._write_slots = meta.slot_mapping.clamp(min=0).to(torch.int64)
-        lengths = meta.seqused_k.tolist()
-        starts = meta.cu_seqlens_q.tolist()
-        decodes = meta.num_decodes
-        self._groups = [self._group(meta, rows, lengths) for rows in _by_length(lengths[:decodes])]
-        self._chunks = [
-            self._chunk(meta, s, (starts[s], starts[s + 1]), lengths[s])
-            for s in range(decodes, meta.num_seqs)
-        ]
+        self._meta = meta
+        self._work = {}
 
     def write_kv(self, key: torch.Tensor, value: torch.Tensor, cache: LayerCache) -> None:
         self._flat(cache.keys).index_copy_(0, self._write_slots, key.flatten(1))
@@ -78,49 +80,72 @@ class TorchAttention(AttentionBackend):
         self, query: torch.Tensor, cache: LayerCache, out: torch.Tensor, window: int = 0
     ) -> None:
         keys, values = self._flat(cache.keys), self._flat(cache.values)
-        for group in self._groups:
+        if window not in self._work:
+            self._work[window] = self._lay_out(window)
+        for group in self._work[window].groups:
             self._run_group(group, query, (keys, values), out)
-        for chunk in self._chunks:
+        for chunk in self._work[window].chunks:
             self._run_chunk(chunk, query, (keys, values), out)
 
     def _flat(self, pages: torch.Tensor) -> torch.Tensor:
         """[blocks, block_size, kv_heads, head_dim] -> [slots, kv_heads * head_dim], a view."""
         return pages.view(-1, self.spec.num_kv_heads * self.spec.head_dim)
 
-    # -- once per step -------------------------------------------------------------------------
+    # -- once per step and window --------------------------------------------------------------
 
-    def _group(self, meta: StepMeta, rows: list[int], lengths: list[int]) -> _DecodeGroup:
-        own = [lengths[r] for r in rows]
+    def _lay_out(self, window: int) -> _Work:
+        meta = self._meta
+        if meta is None:
+            raise RuntimeError("no step was planned")
+        lengths = meta.seqused_k.tolist()
+        starts = meta.cu_seqlens_q.tolist()
+        decodes = meta.num_decodes
+        visible = [min(length, window or length) for length in lengths[:decodes]]
+        return _Work(
+            [self._group(meta, rows, visible) for rows in _by_length(visible)],
+            [
+                self._chunk(meta, s, (starts[s], starts[s + 1]), lengths[s], window)
+                for s in range(decodes, meta.num_seqs)
+            ],
+        )
+
+    def _group(self, meta: StepMeta, rows: list[int], visible: list[int]) -> _DecodeGroup:
+        own = [visible[r] for r in rows]
         longest = max(own)
         selection: slice | torch.Tensor = slice(0, len(rows))
         if len(rows) != meta.num_decodes:
             selection = torch.tensor(rows, device=self.spec.device)
-        slots = self._slots(meta.block_table[selection], longest)
-        if min(own) == longest:
-            return _DecodeGroup(selection, slots.flatten(), None, len(rows), longest)
-        key_index = torch.arange(longest, dtype=torch.int32, device=self.spec.device)
-        padded = key_index >= meta.seqused_k[selection][:, None]
-        slots = torch.where(padded, slots[:, :1], slots)
-        mask = self._additive(padded)[:, None, None, :]
+        count = torch.tensor(own, dtype=torch.int32, device=self.spec.device)[:, None]
+        offset = torch.arange(longest, dtype=torch.int32, device=self.spec.device)
+        padded = offset >= count
+        first = meta.seqused_k[selection][:, None] - count
+        slots = self._slots(meta.block_table[selection], first + offset.masked_fill(padded, 0))
+        mask = None
+        if min(own) < longest:
+            mask = self._additive(padded)[:, None, None, :]
         return _DecodeGroup(selection, slots.flatten(), mask, len(rows), longest)
 
-    def _chunk(self, meta: StepMeta, seq: int, span: tuple[int, int], length: int) -> _Chunk:
+    def _chunk(
+        self, meta: StepMeta, seq: int, span: tuple[int, int], length: int, window: int
+    ) -> _Chunk:
         begin, end = span
-        slots = self._slots(meta.block_table[seq : seq + 1], length).flatten()
         context = length - (end - begin)
-        mask = None
-        if context:
-            key_index = torch.arange(length, dtype=torch.int32, device=self.spec.device)
-            future = key_index > (key_index[context:, None])
-            mask = self._additive(future)[None, None]
-        return _Chunk(begin, end, slots, mask)
+        first = max(0, context + 1 - window) if window else 0
+        keys = torch.arange(first, length, dtype=torch.int32, device=self.spec.device)
+        slots = self._slots(meta.block_table[seq : seq + 1], keys[None]).flatten()
+        if context == 0 and not 0 < window < length and not self.spec.softcap:
+            return _Chunk(begin, end, slots, None)
+        queries = keys[context - first :, None]
+        hidden = keys > queries
+        if window:
+            hidden |= keys <= queries - window
+        return _Chunk(begin, end, slots, self._additive(hidden)[None, None])
 
-    def _slots(self, tables: torch.Tensor, length: int) -> torch.Tensor:
-        """[S, blocks] -> the slots of positions 0 to length - 1, [S, length]."""
+    def _slots(self, tables: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """tables: [S, blocks]. The slots of each row's positions, [S, L] both."""
         block_size = self.spec.block_size
-        blocks = -(-length // block_size)
-        slots = tables[:, :blocks, None] * block_size + self._offsets
-        return slots.flatten(1)[:, :length]
+        pages = positions // block_size
+        return tables.gather(1, pages.to(torch.int64)) * block_size + positions % block_size
 
     def _additive(self, forbidden: torch.Tensor) -> torch.Tensor:
         mask = torch.zeros(forbidden.shape, dtype=self.spec.dtype, device=self.spec.device)
@@ -141,9 +166,7 @@ class TorchAttention(AttentionBackend):
         shape = (group.size, group.length, spec.num_kv_heads, spec.head_dim)
         key, value = (p.index_select(0, group.slots).view(shape).transpose(1, 2) for p in pages)
         grouped = (group.size, spec.num_kv_heads, self._group_size, spec.head_dim)
-        result = scaled_dot_product_attention(
-            query[group.rows].view(grouped), key, value, attn_mask=group.mask, scale=spec.scale
-        )
+        result = self._attend(query[group.rows].view(grouped), key, value, group.mask)
         out[group.rows] = result.reshape(group.size, spec.num_heads, spec.head_dim)
 
     def _run_chunk(
@@ -165,15 +188,31 @@ class TorchAttention(AttentionBackend):
             for p in pages
         )
         grouped = (count, spec.num_kv_heads, self._group_size, spec.head_dim)
-        result = scaled_dot_product_attention(
-            query[chunk.begin : chunk.end].view(grouped).permute(1, 2, 0, 3),
-            key,
-            value,
-            attn_mask=chunk.mask,
-            is_causal=chunk.mask is None,
-            scale=spec.scale,
-        )
+        rows = query[chunk.begin : chunk.end].view(grouped).permute(1, 2, 0, 3)
+        if chunk.mask is None:
+            result = scaled_dot_product_attention(
+                rows, key, value, is_causal=True, scale=spec.scale
+            )
+        else:
+            result = self._attend(rows, key, value, chunk.mask)
         out[chunk.begin : chunk.end].view(grouped).copy_(result.permute(2, 0, 1, 3))
+
+    def _attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Every query sees every key, but for what the mask adds. [.., positions, head_dim]"""
+        spec = self.spec
+        if not spec.softcap:
+            return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=spec.scale)
+        scores = query.float() @ key.float().transpose(-1, -2) * (spec.scale / spec.softcap)
+        scores = scores.tanh_().mul_(spec.softcap)
+        if mask is not None:
+            scores += mask
+        return (scores.softmax(-1) @ value.float()).to(value.dtype)
 
 
 def _by_length(lengths: list[int]) -> list[list[int]]:
