@@ -19,8 +19,9 @@ class PendingStep(Protocol):
 class Executor(Protocol):
     """Runs steps on a loaded model, in the order in which they are submitted.
 
-    Implemented by workers.executor.LocalExecutor and sim.shadow.ShadowExecutor; both pass the
-    same contract suite. Not thread-safe: the engine loop's thread is its only caller.
+    Implemented by workers.executor.LocalExecutor, the groups of workers.parallel.executor and
+    sim.shadow.ShadowExecutor; all pass the same contract suite. Not thread-safe, but for
+    `problem`: the engine loop's thread is its only caller.
     """
 
     @property
@@ -28,6 +29,10 @@ class Executor(Protocol):
 
     def submit(self, plan: StepPlan) -> PendingStep:
         """Start a step. Rows refer to sequences admitted in this or an earlier plan."""
+
+    def problem(self) -> str | None:
+        """Why no further step can run, as soon as it is known; None when all is well. Called at
+        any time, from any thread, also while a step hangs."""
 
     def close(self) -> None:
         """Free the model and the cache. Idempotent."""

@@ -58,6 +58,10 @@ class Stop:
     pass
 
 
+class ExecutorLost(RuntimeError):
+    """The executor reported that it cannot go on."""
+
+
 Command: TypeAlias = Submit | Abort | Pause | Resume | DropConnection | Stop
 
 
@@ -65,8 +69,9 @@ class EngineLoop:
     """Owns the engine core and the executor; everybody else talks to it through post().
 
     publish is called in the loop's thread, once per step and per refusal; it must not block.
-    on_death is called once, in the loop's thread, if a step raises: KV contents are then unknown,
-    so the engine is over and its streams are replayed elsewhere.
+    on_death is called once, if a step raises or the executor breaks down: KV contents are then
+    unknown, so the engine is over and its streams are replayed elsewhere. It comes from the loop's
+    thread, or from that of poll_executor().
     """
 
     def __init__(
@@ -85,6 +90,7 @@ class EngineLoop:
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._stopping = False
         self._busy_since: float | None = None
+        self._dying = threading.Lock()
         self.failure: BaseException | None = None
         self.load: EngineLoad = core.load(clock())
         """Newest load; replaced whole, so any thread may read it."""
@@ -106,6 +112,13 @@ class EngineLoop:
         else:
             self._executor.close()
 
+    def poll_executor(self) -> None:
+        """Notice an executor that broke down with no step to tell of it, or in a step that hangs.
+        Thread-safe; to be called every moment."""
+        problem = self._executor.problem()
+        if problem is not None:
+            self._die(ExecutorLost(problem))
+
     def stalled_for(self) -> float:
         """Seconds since work has been present without a step getting done; 0 when all is well."""
         since = self._busy_since
@@ -119,9 +132,15 @@ class EngineLoop:
             while not self._stopping:
                 self._turn()
         except BaseException as error:
+            self._die(error)
+
+    def _die(self, error: BaseException) -> None:
+        with self._dying:
+            if self.failure is not None or self._stopping:
+                return
             self.failure = error
-            logger.exception("engine loop died at step %d", self.load.step)
-            self._on_death(error)
+        logger.error("engine loop died at step %d", self.load.step, exc_info=error)
+        self._on_death(error)
 
     def _turn(self) -> None:
         self._drain_inbox()

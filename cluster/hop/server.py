@@ -151,6 +151,7 @@ class HopServer:
             await asyncio.sleep(HEARTBEAT_S / 2)
             if self._engine is None:
                 continue
+            self._engine.poll_executor()
             now = time.monotonic()
             for connection in list(self._connections.values()):
                 if now - connection.last_sent_s >= HEARTBEAT_S:

@@ -135,6 +135,9 @@ class ShadowExecutor:
         self.steps += 1
         return FinishedStep(StepResult(step=plan.step, token_ids=tokens))
 
+    def problem(self) -> str | None:
+        return None
+
     def close(self) -> None:
         self.sequences.clear()
 
