@@ -26,6 +26,9 @@ class NativeAttention(AttentionBackend):
     capabilities: ClassVar[Capabilities] = Capabilities(
         dtypes={"cpu": bindings.DTYPES},
         head_dims=frozenset(range(_HEAD_DIM_MULTIPLE, _MAX_HEAD_DIM + 1, _HEAD_DIM_MULTIPLE)),
+        windows=True,
+        softcap=True,
+        batch_invariant=True,
     )
 
     def __init__(self, spec: AttentionSpec) -> None:
@@ -37,7 +40,12 @@ class NativeAttention(AttentionBackend):
             raise ConfigError(f"attention backend {self.name!r}: {error}") from error
         self.ops = NativeOps(self._kernels)
         self._shape = bindings.HeadShape(
-            spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.block_size, spec.scale
+            spec.num_heads,
+            spec.num_kv_heads,
+            spec.head_dim,
+            spec.block_size,
+            spec.scale,
+            spec.softcap,
         )
         self._step = bindings.StepView()
         self._meta: StepMeta | None = None
@@ -99,6 +107,7 @@ class NativeAttention(AttentionBackend):
         self._kernels.attend(
             byref(self._step),
             byref(self._shape),
+            window,
             query.data_ptr(),
             query.stride(0),
             cache.keys.data_ptr(),

@@ -42,14 +42,16 @@ class HeadShape(ctypes.Structure):
         ("head_dim", c_int32),
         ("block_size", c_int32),
         ("scale", c_float),
+        ("softcap", c_float),
     ]
 
 
 _SIGNATURES: dict[str, list[Any]] = {
-    # step, shape, query, query_stride, keys, values, out
+    # step, shape, window, query, query_stride, keys, values, out
     "attend": [
         POINTER(StepView),
         POINTER(HeadShape),
+        c_int32,
         c_void_p,
         c_int64,
         c_void_p,

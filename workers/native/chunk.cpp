@@ -42,19 +42,31 @@ struct ChunkCall {
   T* out;           // likewise
   int64_t query_stride, out_stride;
   int context;  // keys before the first token
+  int window;   // keys that a token sees at the most
 };
 
-// Scores of row r -> probabilities, masked beyond `visible` keys of the tile.
+// Scores of a row -> probabilities of keys [hidden, visible) of the tile, 0 for the others.
 template <typename Probability>
-inline void softmax_row(const float* scores, int visible, float scale, float& peak, Floats& sum,
-                        int head_dim, float* acc, Probability* out) {
+inline void softmax_row(const Shape& shape, const float* scores, int hidden, int visible,
+                        float& peak, Floats& sum, float* acc, Probability* out) {
+  const float scale = shape.scale_log2();
+  const int head_dim = shape.head_dim;
   Floats x[kTile / kLanes];
   for (int v = 0; v < kTile / kLanes; ++v) x[v] = load(scores + v * kLanes);
-  if (visible < kTile) {
+  if (shape.softcap > 0)
+    for (int v = 0; v < kTile / kLanes; ++v) x[v] = soft_capped(x[v], shape);
+  if (visible < kTile || hidden > 0) {
+    if (hidden >= kTile) {
+      // Nothing seen so far and nothing here: there is no maximum to subtract.
+      for (int v = 0; v < kTile / kLanes; ++v) store(out + v * kLanes, Floats{});
+      return;
+    }
     Ints lane;
     for (int i = 0; i < kLanes; ++i) lane[i] = i;
-    for (int v = 0; v < kTile / kLanes; ++v)
-      x[v] = lane + v * kLanes < visible ? x[v] : splat(kMinusInfinity);
+    for (int v = 0; v < kTile / kLanes; ++v) {
+      const Ints key = lane + v * kLanes;
+      x[v] = (key < visible) & (key >= hidden) ? x[v] : splat(kMinusInfinity);
+    }
   }
   Floats top = x[0];
   for (int v = 1; v < kTile / kLanes; ++v) top = larger(x[v], top);
@@ -86,17 +98,24 @@ void chunk_rows(const ChunkCall<T>& call, int first, int last, Tiles& tiles,
   alignas(64) float scores[kTogether * kBlock * kTile];
   alignas(64) typename Tiles::Probability probabilities[kTogether * kBlock * kTile];
   int64_t offsets[kTile];
-  const int keys = call.context + last;
-  for (int begin = 0; begin < keys; begin += kTile) {
+  const int keys = call.context + last, seen = first_seen(call.context + first, call.window);
+  // Tiles stand where they stand without a window, however the tokens are cut into chunks.
+  for (int begin = seen / kTile * kTile; begin < keys; begin += kTile) {
     const int here = keys - begin < kTile ? keys - begin : kTile;
-    tile_offsets(shape, call.blocks, begin, here, offsets);
+    const int unseen = begin < seen ? seen - begin : 0;
+    tile_offsets(shape, call.blocks, begin + unseen, here - unseen, offsets + unseen);
+    // Keys that no token sees are not read: any that is seen is packed in their place.
+    for (int j = 0; j < unseen; ++j) offsets[j] = offsets[unseen];
     tiles.pack_keys(call.keys, offsets, here);
     tiles.pack_values(call.values, offsets, here);
     // The first token that sees any key of this tile.
     const int token = begin - call.context > first ? begin - call.context : first;
     const int from = (token - first) * group / kBlock * kBlock;
-    for (int block = from; block < rows; block += kTogether * kBlock) {
-      const int left = (rows - block + kBlock - 1) / kBlock;
+    // The first token from which on the window is beyond this tile.
+    const int64_t beyond = int64_t(begin) + kTile - 1 + call.window - call.context;
+    const int until = beyond < last ? int(beyond - first) * group : rows;
+    for (int block = from; block < until; block += kTogether * kBlock) {
+      const int left = (until - block + kBlock - 1) / kBlock;
       const int blocks = left < kTogether ? left : kTogether;
       float* acc = &state.acc[size_t(block) * head_dim];
       for (int b = 0; b < blocks; ++b)
@@ -105,10 +124,10 @@ void chunk_rows(const ChunkCall<T>& call, int first, int last, Tiles& tiles,
       for (int r = 0; r < blocks * kBlock; ++r) {
         // Rows that only fill the block see what the last row sees.
         const int row = block + r < rows ? block + r : rows - 1;
-        const int visible = call.context + first + row / group + 1 - begin;
-        softmax_row(scores + r * kTile, visible, shape.scale_log2(), state.peak[block + r],
-                    state.sum[block + r], head_dim, acc + r * head_dim,
-                    probabilities + r * kTile);
+        const int position = call.context + first + row / group;
+        softmax_row(shape, scores + r * kTile, first_seen(position, call.window) - begin,
+                    position + 1 - begin, state.peak[block + r], state.sum[block + r],
+                    acc + r * head_dim, probabilities + r * kTile);
       }
       for (int b = 0; b < blocks; ++b)
         tiles.accumulate(probabilities + b * kBlock * kTile, acc + b * kBlock * head_dim);

@@ -117,6 +117,16 @@ inline void add_values(const T* values, const int64_t* offsets, int rows,
     for (int v = 0; v < NV; ++v) store(acc + g * head_dim + v * kLanes, sum[g][v]);
 }
 
+// softcap * tanh(score * scale / softcap), and the scale taken out again.
+inline Floats soft_capped(Floats scores, const Shape& shape) {
+  const float most = shape.softcap / shape.scale;
+  const Floats y = scores * (2.88539008f / most);  // e^(2 x) by 2^y
+  // Beyond, tanh is 1 in fp32. A NaN fails both comparisons and stays.
+  const Floats low = splat(-64.0f), high = splat(64.0f);
+  const Floats safe = y < low ? low : y > high ? high : y;
+  return most - 2.0f * most / (1.0f + exp2(safe));
+}
+
 // Running state of all heads of one sequence. sum: per lane, added up at the end.
 struct DecodeState {
   std::vector<float> peak, acc;
@@ -165,7 +175,8 @@ void decode_heads(const Shape& shape, const Queries<T>& queries, int head, const
     }
     queries.template dots<GB>(keys, tile.offsets + j, here, head, shape.head_dim, parts);
     for (int g = 0; g < GB; ++g) {
-      const Floats sums = row_sums(parts + g * kLanes * kLanes);
+      Floats sums = row_sums(parts + g * kLanes * kLanes);
+      if (shape.softcap > 0) sums = soft_capped(sums, shape);
       if (here == kLanes)
         store(&scores[g][j], sums);
       else
@@ -219,12 +230,12 @@ void decode_sequence(const Shape& shape, const Context& context, const Context& 
   DecodeState state(shape.num_heads, head_dim);
   const Queries<T> queries(query, shape.num_heads * head_dim);
   Tile tiles[2];
-  fill_tile(shape, context, 0, tiles[0]);
-  for (int begin = 0, turn = 0; begin < context.length; begin += kTile, turn ^= 1) {
+  fill_tile(shape, context, context.first, tiles[0]);
+  for (int begin = context.first, turn = 0; begin < context.length; begin += kTile, turn ^= 1) {
     if (begin + kTile < context.length)
       fill_tile(shape, context, begin + kTile, tiles[turn ^ 1]);
     else
-      fill_tile(shape, next, 0, tiles[turn ^ 1]);
+      fill_tile(shape, next, next.first, tiles[turn ^ 1]);
     decode_tile(shape, queries, keys, values, tiles[turn], tiles[turn ^ 1], state);
   }
   for (int head = 0; head < shape.num_heads; ++head) {

@@ -38,26 +38,38 @@ struct TilesFor {
 #endif
 
 // query: [tokens][heads][head_dim] with query_stride between tokens; out: the same, contiguous.
+// window: keys that a query sees at the most, 0 for all.
 template <typename T>
-void attend(const Step& step, const Shape& shape, const T* query, int64_t query_stride,
+void attend(const Step& step, const Shape& shape, int window, const T* query, int64_t query_stride,
             const T* keys, const T* values, T* out) {
   typedef typename TilesFor<T>::type Tiles;
   const int64_t out_stride = int64_t(shape.num_heads) * shape.head_dim;
+  if (window == 0) window = kNoWindow;
   const auto context = [&](int s) {
-    return Context{step.block_table + int64_t(s) * step.table_stride, step.seqused_k[s]};
+    const int length = step.seqused_k[s];
+    return Context{step.block_table + int64_t(s) * step.table_stride,
+                   first_seen(length - 1, window), length};
   };
-  in_parallel(step.num_decodes, step.threads, [&](int s) {
+  const auto decode = [&](int s, const Context& next) {
     const int64_t token = step.cu_seqlens_q[s];
-    const Context next = s + 1 < step.num_decodes ? context(s + 1) : Context{};
     decode_sequence(shape, context(s), next, query + token * query_stride, keys, values,
                     out + token * out_stride);
+  };
+  in_parallel(step.num_decodes, step.threads, [&](int s) {
+    decode(s, s + 1 < step.num_decodes ? context(s + 1) : Context{});
   });
   const int chunks = step.num_seqs - step.num_decodes;
   in_parallel(chunks * shape.num_kv_heads, step.threads, [&](int task) {
     const int s = step.num_decodes + task / shape.num_kv_heads;
-    const int64_t head = int64_t(task % shape.num_kv_heads) * shape.head_dim;
+    const int kv_head = task % shape.num_kv_heads;
+    const int64_t head = int64_t(kv_head) * shape.head_dim;
     const int64_t token = step.cu_seqlens_q[s];
     const int count = step.cu_seqlens_q[s + 1] - int(token);
+    if (count == 1) {
+      // A sequence gets the same bits wherever it stands in the batch.
+      if (kv_head == 0) decode(s, Context{});
+      return;
+    }
     const ChunkCall<T> call = {shape,
                                context(s).blocks,
                                keys + head,
@@ -66,7 +78,8 @@ void attend(const Step& step, const Shape& shape, const T* query, int64_t query_
                                out + token * out_stride + head * shape.group(),
                                query_stride,
                                out_stride,
-                               step.seqused_k[s] - count};
+                               step.seqused_k[s] - count,
+                               window};
     attend_chunk<T, Tiles>(call, count);
   });
 }
@@ -92,9 +105,9 @@ HEADWAY_EXPORT int headway_prepare() {
 }
 
 #define HEADWAY_ENTRY_POINTS(T, suffix)                                                          \
-  HEADWAY_EXPORT void headway_attend_##suffix(const Step* step, const Shape* shape, const T* query,             \
+  HEADWAY_EXPORT void headway_attend_##suffix(const Step* step, const Shape* shape, int32_t window, const T* query, \
                                int64_t query_stride, const T* keys, const T* values, T* out) {   \
-    headway::attend(*step, *shape, query, query_stride, keys, values, out);                      \
+    headway::attend(*step, *shape, window, query, query_stride, keys, values, out);              \
   }                                                                                              \
   HEADWAY_EXPORT void headway_write_kv_##suffix(const Shape* shape, const T* key, const T* value,               \
                                  int64_t key_stride, int64_t value_stride, const int32_t* slots, \

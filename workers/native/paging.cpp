@@ -24,6 +24,7 @@ struct Shape {
   int32_t head_dim;
   int32_t block_size;
   float scale;
+  float softcap;  // 0: none
 
   int group() const { return num_heads / num_kv_heads; }
   int64_t row() const { return int64_t(num_kv_heads) * head_dim; }
@@ -31,9 +32,18 @@ struct Shape {
   float scale_log2() const { return scale * 1.44269504f; }
 };
 
-// What one sequence can see: its keys and the blocks that they are in.
+// How many keys a query sees without a sliding window.
+constexpr int kNoWindow = std::numeric_limits<int>::max();
+
+// The first key that the query at `position` sees through a window of so many keys.
+inline int first_seen(int position, int window) {
+  return position < window ? 0 : position - window + 1;
+}
+
+// What the last query of one sequence sees: keys [first, length) and the blocks they are in.
 struct Context {
   const int32_t* blocks = nullptr;
+  int first = 0;
   int length = 0;
 };
 
