@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from typing import Any
 
 from ray import serve
 from ray.serve import Application
 
 from cluster.actors.engine import EngineProgress, EngineReplica
+from cluster.actors.ranks import RankActors
 from cluster.actors.router import RouterReplica
 from cluster.gateway.server import GatewayServer, build_server
 from cluster.hop.link import LinkSettings
@@ -28,8 +30,10 @@ def build_engine(
     """Load the model and put an engine around it. Runs inside the engine's process."""
     # Only here: routers and the driver do without torch.
     from workers.executors import make_executor
+    from workers.parallel.rank import serve_rank
 
-    executor = make_executor(settings.worker, progress, settings.policies.host_blocks)
+    launch = RankActors(serve_rank, settings.gpus_per_rank)
+    executor = make_executor(settings.worker, progress, settings.policies.host_blocks, launch)
     options = EngineOptions(
         engine_id=engine_id,
         secret=settings.secret,
@@ -83,12 +87,26 @@ async def build_router(settings: ServeSettings, router_id: str) -> RunningRouter
     return RunningRouter(dispatcher, server)
 
 
+def _placement(settings: ServeSettings) -> dict[str, Any]:
+    """A tensor-parallel group is on one node: a bundle per rank, the first one the engine's."""
+    ranks = settings.worker.tensor_parallel_size
+    if ranks == 1:
+        return {}
+    # Ray refuses a bundle of nothing. CPUs are not reserved: what an engine leaves, others use.
+    bundle = {"GPU": settings.gpus_per_rank} if settings.gpus_per_rank else {"CPU": 0.001}
+    return {
+        "placement_group_bundles": [dict(bundle) for _ in range(ranks)],
+        "placement_group_strategy": "STRICT_PACK",
+    }
+
+
 def application(settings: ServeSettings) -> Application:
     """The Serve application: engines, and routers in front of them."""
     engines = serve.deployment(
         name="Engine",
         num_replicas=settings.engines,
-        ray_actor_options={"num_cpus": 0, "num_gpus": settings.gpus_per_engine},
+        ray_actor_options={"num_cpus": 0, "num_gpus": settings.gpus_per_rank},
+        **_placement(settings),
         health_check_period_s=2.0,
         health_check_timeout_s=10.0,
         graceful_shutdown_timeout_s=30.0,

@@ -14,9 +14,10 @@ from cluster.hop.service import DEFAULT_POLICIES
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
     """worker: per engine. gateway: per router. secret: shared by routers and engines.
-    engines, routers: how many of each. gpus_per_engine: 0 serves on CPU. hop_host: interface on
-    which engines take in routers; None is the node's address, as Ray knows it. policies: of each
-    engine's scheduler. step_log_folder: see EngineOptions.
+    engines, routers: how many of each. gpus_per_rank: 0 serves on CPU; an engine has as many ranks
+    as its tensor_parallel_size. hop_host: interface on which engines take in routers; None is the
+    node's address, as Ray knows it. policies: of each engine's scheduler. step_log_folder: see
+    EngineOptions.
     """
 
     worker: WorkerConfig
@@ -24,7 +25,7 @@ class ServeSettings:
     secret: str
     engines: int = 1
     routers: int = 1
-    gpus_per_engine: int = 0
+    gpus_per_rank: int = 0
     watermark: float = 0.02
     hop_host: str | None = None
     policies: PolicyChoice = DEFAULT_POLICIES

@@ -85,7 +85,20 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="write every scheduling decision for `headway replay` (contains prompts as token ids)",
     )
-    group.add_argument("--threads", type=int, default=1, help="CPU threads per engine")
+    group.add_argument("--threads", type=int, default=1, help="CPU threads per rank")
+    group.add_argument(
+        "--tensor-parallel-size",
+        type=int,
+        default=1,
+        metavar="N",
+        help="ranks that share the model, each a process on the engine's node, with a GPU each",
+    )
+    group.add_argument(
+        "--collectives",
+        default="auto",
+        choices=["auto", "shm", "gloo", "nccl", "local"],
+        help="how ranks exchange; local: threads of one process",
+    )
 
 
 def _add_gateway_options(parser: argparse.ArgumentParser) -> None:
@@ -150,7 +163,7 @@ def _checked(settings: ServeSettings) -> ServeSettings:
 
     worker = check_config(settings.worker, settings.policies.host_blocks)
     check_gateway(settings.gateway, Tokenizer.from_folder(settings.worker.model))
-    if settings.gpus_per_engine:
+    if settings.gpus_per_rank:
         return settings
     return dataclasses.replace(settings, worker=worker)
 
@@ -158,7 +171,7 @@ def _checked(settings: ServeSettings) -> ServeSettings:
 def _settings(args: argparse.Namespace, model: Path, gateway: GatewayConfig) -> ServeSettings:
     from cluster.settings import ServeSettings
 
-    gpus = _gpus_per_engine(args.device)
+    gpus = _gpus_per_rank(args.device)
     worker = WorkerConfig(
         model=str(model),
         dtype=args.dtype,
@@ -171,13 +184,15 @@ def _settings(args: argparse.Namespace, model: Path, gateway: GatewayConfig) -> 
         max_num_seqs=_either(args.max_num_seqs, 256 if gpus else 32),
         max_model_len=args.max_model_len,
         threads=args.threads,
+        tensor_parallel_size=args.tensor_parallel_size,
+        collectives=args.collectives,
     )
     return ServeSettings(
         worker=worker,
         gateway=gateway,
         secret=secrets.token_hex(32),
         engines=args.engines,
-        gpus_per_engine=gpus,
+        gpus_per_rank=gpus,
         hop_host="127.0.0.1",
         policies=policy_choice(args),
         step_log_folder=args.step_log,
@@ -185,7 +200,7 @@ def _settings(args: argparse.Namespace, model: Path, gateway: GatewayConfig) -> 
     )
 
 
-def _gpus_per_engine(device: str) -> int:
+def _gpus_per_rank(device: str) -> int:
     """1 where the engine is to run on a GPU."""
     if device == "cpu":
         return 0
