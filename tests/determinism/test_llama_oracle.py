@@ -12,7 +12,6 @@ from cluster.core.config import WorkerConfig
 from cluster.core.sampling import SamplingParams
 from tests.determinism.plan_driver import Driving, PlanDriver, Request
 from tests.determinism.tiny_models import TinyLlama, write_model
-from workers.attention.registry import BACKENDS
 from workers.executor import LocalExecutor
 
 transformers = pytest.importorskip("transformers")
@@ -151,7 +150,7 @@ def test_attention_backends_give_the_same_tokens(tmp_path):
     spec = TinyLlama(seed=9)
     folder = write_model(tmp_path, spec)
     expected = oracle_tokens(folder, prompts(spec.vocab), OUTPUT_TOKENS)
-    for backend in BACKENDS:
+    for backend in ("native", "torch"):
         config = WorkerConfig(model=str(folder), device="cpu", attention_backend=backend)
         executor = LocalExecutor(config)
         driving = Driving(budget=100, batch=16, replay_every=4)

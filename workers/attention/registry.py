@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from cluster.core.errors import ConfigError
 from workers.attention.backend import AttentionBackend, AttentionSpec
+from workers.attention.flash_backend import FlashAttention
 from workers.attention.native_backend import NativeAttention
 from workers.attention.torch_backend import TorchAttention
+from workers.attention.triton_backend import TritonAttention
 
 BACKENDS: dict[str, type[AttentionBackend]] = {
+    FlashAttention.name: FlashAttention,
+    TritonAttention.name: TritonAttention,
     NativeAttention.name: NativeAttention,
     TorchAttention.name: TorchAttention,
 }
-"""In order of preference for "auto", best first."""
+"""By name."""
+
+_PREFERRED: dict[str, tuple[type[AttentionBackend], ...]] = {
+    "cuda": (FlashAttention, TritonAttention, TorchAttention),
+    "cpu": (NativeAttention, TorchAttention),
+}
+"""What "auto" tries per type of device, best first."""
 
 
 def make_attention(name: str, spec: AttentionSpec) -> AttentionBackend:
@@ -38,12 +48,12 @@ def candidates(name: str, spec: AttentionSpec) -> list[type[AttentionBackend]]:
     if name != "auto" and name not in BACKENDS:
         raise ConfigError(f"attention_backend must be one of {['auto', *BACKENDS]}, got {name!r}")
     fitting, objections = [], []
-    for candidate in BACKENDS if name == "auto" else (name,):
-        objection = BACKENDS[candidate].objection(spec)
+    for backend in _PREFERRED[spec.device.type] if name == "auto" else (BACKENDS[name],):
+        objection = backend.objection(spec)
         if objection is None:
-            fitting.append(BACKENDS[candidate])
+            fitting.append(backend)
         else:
-            objections.append(f"{candidate}: {objection}")
+            objections.append(f"{backend.name}: {objection}")
     if not fitting:
         raise ConfigError(f"attention_backend {name!r}: none fits ({'; '.join(objections)})")
     return fitting
