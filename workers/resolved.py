@@ -113,7 +113,9 @@ def _attention_spec(
         num_kv_heads=heads.kv.size,
         head_dim=model.head_dim,
         block_size=config.block_size,
-        scale=model.head_dim**-0.5,
+        scale=model.attention_scale,
         dtype=dtype,
         device=device,
+        windows=model.window_sizes,
+        softcap=model.attention_softcap,
     )

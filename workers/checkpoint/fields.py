@@ -39,6 +39,10 @@ class Fields:
         """True when the key is there with a value other than null."""
         return self._values.get(key) is not None
 
+    def names(self, key: str) -> bool:
+        """True when the key is there, be it with null."""
+        return key in self._values
+
     def raw(self, key: str) -> Any:
         """The value as it stands, None when absent."""
         return self._values.get(key)

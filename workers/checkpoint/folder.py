@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,12 @@ from safetensors import safe_open
 from cluster.core.errors import ModelError
 from workers.checkpoint.fields import read_json
 from workers.checkpoint.header import TensorEntry, read_header
-from workers.checkpoint.modelconfig import CONFIG_FILE, ModelConfig, read_model_config
+from workers.checkpoint.modelconfig import (
+    CONFIG_FILE,
+    ConfigReader,
+    ModelConfig,
+    read_model_config,
+)
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -32,12 +37,12 @@ class Checkpoint:
     Only safetensors: nothing in the folder is ever executed or unpickled.
     """
 
-    def __init__(self, folder: str | Path, supported: Collection[str]) -> None:
-        """`supported`: architecture names. Raises ModelError naming file, key and reason."""
+    def __init__(self, folder: str | Path, readers: Mapping[str, ConfigReader]) -> None:
+        """`readers`: by architecture. Raises ModelError naming file, key and reason."""
         self.folder = Path(folder).expanduser()
         if not self.folder.is_dir():
             raise ModelError(f"{self.folder}: no such model folder")
-        self.config: ModelConfig = read_model_config(self.folder, supported)
+        self.config: ModelConfig = read_model_config(self.folder, readers)
         self._files: dict[Path, dict[str, TensorEntry]] = {}
         self._location: dict[str, Path] = self._locate()
         # safe_open has no type hints.

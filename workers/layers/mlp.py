@@ -1,21 +1,41 @@
-"""Gated feed-forward layer (SwiGLU; Shazeer, 2020)."""
+"""Gated feed-forward layer (Shazeer, 2020)."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 
 from workers.layers.fused import FusedOps
 from workers.layers.linear import Linear
 
+Gate = Callable[[FusedOps, torch.Tensor], torch.Tensor]
+"""[rows, gate | up] -> activation(gate) * up, [rows, width]."""
+
+
+def silu_gate(ops: FusedOps, gate_up: torch.Tensor) -> torch.Tensor:
+    """SwiGLU."""
+    return ops.silu_mul(gate_up)
+
+
+def gelu_gate(ops: FusedOps, gate_up: torch.Tensor) -> torch.Tensor:
+    """GeGLU, by tanh."""
+    return ops.gelu_mul(gate_up)
+
+
+GATES: dict[str, Gate] = {"silu": silu_gate, "gelu_tanh": gelu_gate}
+"""By ModelConfig.activation."""
+
 
 class GatedMLP:
-    """down(silu(gate(x)) * up(x)), gate and up as one product."""
+    """down(activation(gate(x)) * up(x)), gate and up as one product."""
 
-    def __init__(self, gate_up: Linear, down: Linear) -> None:
+    def __init__(self, gate_up: Linear, down: Linear, gate: Gate = silu_gate) -> None:
         """gate_up: hidden -> [gate | up]; down: intermediate -> hidden."""
         self._gate_up = gate_up
         self._down = down
+        self._gate = gate
 
     def __call__(self, x: torch.Tensor, ops: FusedOps) -> torch.Tensor:
         """x: [tokens, hidden] -> [tokens, hidden]."""
-        return self._down(ops.silu_mul(self._gate_up(x)))
+        return self._down(self._gate(ops, self._gate_up(x)))

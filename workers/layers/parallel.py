@@ -28,29 +28,40 @@ class SummedLinear:
 class VocabEmbedding:
     """Rows of the embedding split by token id."""
 
-    def __init__(self, weight: torch.Tensor, span: Span, collectives: Collectives) -> None:
-        """weight: [span.size, hidden], the rows of the ids in `span`."""
+    def __init__(
+        self, weight: torch.Tensor, span: Span, scale: float, collectives: Collectives
+    ) -> None:
+        """weight: [span.size, hidden], the rows of the ids in `span`. scale: of what is looked up,
+        rounded to the weight's dtype."""
         self._weight = weight
         self._span = span
+        self._scale = float(torch.tensor(scale, dtype=weight.dtype))
         self._collectives = collectives
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
         """token_ids: [T] -> [T, hidden], the same on every rank."""
         if self._collectives.shard.size == 1:
-            return functional.embedding(token_ids, self._weight)
+            return self._scaled(functional.embedding(token_ids, self._weight))
         elsewhere = (token_ids < self._span.begin) | (token_ids >= self._span.end)
         rows = (token_ids - self._span.begin).masked_fill(elsewhere, 0)
         embedded = functional.embedding(rows, self._weight).masked_fill(elsewhere[:, None], 0)
-        return self._collectives.all_reduce(embedded)
+        return self._scaled(self._collectives.all_reduce(embedded))
+
+    def _scaled(self, embedded: torch.Tensor) -> torch.Tensor:
+        return embedded if self._scale == 1.0 else embedded.mul_(self._scale)
 
 
 class VocabHead:
     """Logits of the vocabulary, its columns split by token id."""
 
-    def __init__(self, linear: Linear, vocab_size: int, collectives: Collectives) -> None:
-        """linear: hidden -> the rank's columns; all ranks have equally many."""
+    def __init__(
+        self, linear: Linear, vocab_size: int, softcap: float, collectives: Collectives
+    ) -> None:
+        """linear: hidden -> the rank's columns; all ranks have equally many. softcap: a logit x
+        becomes softcap * tanh(x / softcap); 0 for none."""
         self._linear = linear
         self._vocab_size = vocab_size
+        self._softcap = softcap
         self._collectives = collectives
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor | None:
@@ -58,8 +69,13 @@ class VocabHead:
         if not len(x):
             empty = x.new_empty(0, self._vocab_size)
             return empty if self._collectives.shard.rank == 0 else None
-        logits = self._collectives.gather(self._linear(x))
+        logits = self._collectives.gather(self._capped(self._linear(x)))
         if logits is None:
             return None
         # Where the vocabulary does not divide, the columns beyond it are filling.
         return logits[:, : self._vocab_size].contiguous()
+
+    def _capped(self, logits: torch.Tensor) -> torch.Tensor:
+        if not self._softcap:
+            return logits
+        return logits.float().div_(self._softcap).tanh_().mul_(self._softcap).to(logits.dtype)

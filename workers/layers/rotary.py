@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from workers.checkpoint.modelconfig import RopeScaling
+from workers.checkpoint.rope import RopeScaling
 
 
 class RotaryAngles(NamedTuple):

@@ -10,7 +10,7 @@ import torch
 
 from workers.attention.backend import AttentionBackend, LayerCache
 from workers.checkpoint.folder import Checkpoint
-from workers.checkpoint.modelconfig import ModelConfig
+from workers.checkpoint.modelconfig import ConfigReader, ModelConfig
 from workers.parallel.collectives import Collectives, Shard
 
 LoadProgress = Callable[[float], None]
@@ -47,12 +47,14 @@ class Model(Protocol):
 class ModelFamily:
     """How one architecture is recognised and loaded.
 
+    read_config: from config.json, by the architecture's name.
     expected_tensors: from the config and the names found, (name, shape) of every tensor that the
     checkpoint must hold; a tensor that it may hold is named only where it was found.
     local_elements: elements of all tensors that a rank holds.
     load: builds a rank's part of the model in the given dtype on the given device.
     """
 
+    read_config: ConfigReader
     expected_tensors: Callable[[ModelConfig, Set[str]], Iterator[tuple[str, tuple[int, ...]]]]
     local_elements: Callable[[ModelConfig, Set[str], Shard], int]
     load: Callable[[Checkpoint, torch.dtype, torch.device, LoadProgress, Collectives], Model]

@@ -1,8 +1,9 @@
-"""Pre-norm decoder with rotary GQA attention and a gated MLP: Llama (Touvron et al., 2023)."""
+"""Pre-norm decoder with rotary GQA attention and a gated MLP: Llama (Touvron et al., 2023) and
+the families that differ from it in what ModelConfig says."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,39 +12,62 @@ from cluster.core.errors import ModelError
 from workers.attention.backend import AttentionBackend, LayerCache
 from workers.checkpoint.folder import Checkpoint
 from workers.checkpoint.modelconfig import ModelConfig
+from workers.checkpoint.rope import RopeScaling
 from workers.layers.linear import Linear
-from workers.layers.mlp import GatedMLP
-from workers.layers.norm import RMSNorm
+from workers.layers.mlp import GATES, GatedMLP
+from workers.layers.norm import HeadNorm, RMSNorm
 from workers.layers.parallel import SummedLinear, VocabEmbedding, VocabHead
 from workers.layers.rotary import Rotary, RotaryAngles
 from workers.models.base import Batch, LoadProgress
-from workers.models.tensors import EMBEDDING, FINAL_NORM, HEAD, Axis
+from workers.models.tensors import (
+    AFTER_BLOCKS,
+    BEFORE_BLOCKS,
+    EMBEDDING,
+    FINAL_NORM,
+    HEAD,
+    HEAD_NORMS,
+    PLAIN_NORMS,
+    Axis,
+)
 from workers.models.weights import WeightReader
 from workers.parallel.collectives import Collectives
 
 
 class _Step(NamedTuple):
-    """What all layers of a step share."""
+    """What all layers of a step share. angles: by rotary embedding."""
 
-    angles: RotaryAngles
+    angles: Mapping[RopeScaling, RotaryAngles]
     attention: AttentionBackend
     attended: torch.Tensor  # [T, the rank's heads, head_dim], scratch
+
+
+class Norms(NamedTuple):
+    """A layer's norms: before attention and MLP, of what they return, of query and key heads."""
+
+    attention: RMSNorm
+    mlp: RMSNorm
+    after_attention: RMSNorm | None = None
+    after_mlp: RMSNorm | None = None
+    heads: HeadNorm | None = None
+
+
+class LayerKind(NamedTuple):
+    """What a layer sees, window 0 being everything, and how it rotates."""
+
+    window: int
+    rope: RopeScaling
+    head_dim: int
 
 
 class DecoderLayer:
     """One decoder layer."""
 
     def __init__(
-        self,
-        config: ModelConfig,
-        norms: tuple[RMSNorm, RMSNorm],
-        qkv: Linear,
-        attention_out: Linear,
-        mlp: GatedMLP,
+        self, kind: LayerKind, norms: Norms, qkv: Linear, attention_out: Linear, mlp: GatedMLP
     ) -> None:
-        """norms: before attention, before the MLP. qkv: hidden -> [query | key | value] heads."""
-        self._head_dim = config.head_dim
-        self._attention_norm, self._mlp_norm = norms
+        """qkv: hidden -> [query | key | value] heads."""
+        self._kind = kind
+        self._norms = norms
         self._qkv = qkv
         self._attention_out = attention_out
         self._mlp = mlp
@@ -54,18 +78,24 @@ class DecoderLayer:
         """Change the residual stream `hidden`, [T, hidden], in place and return the update that
         the next norm is to add to it: adding and normalising are one pass. update: the last
         layer's, None in the first."""
-        ops = step.attention.ops
+        ops, norms = step.attention.ops, self._norms
         if update is None:
-            normed = self._attention_norm(hidden, ops)
+            normed = norms.attention(hidden, ops)
         else:
-            normed = self._attention_norm.after_adding(update, hidden, ops)
+            normed = norms.attention.after_adding(update, hidden, ops)
         attended = self._attend(normed, step, cache)
-        return self._mlp(self._mlp_norm.after_adding(attended, hidden, ops), ops)
+        if norms.after_attention is not None:
+            attended = norms.after_attention(attended, ops)
+        fed = self._mlp(norms.mlp.after_adding(attended, hidden, ops), ops)
+        return fed if norms.after_mlp is None else norms.after_mlp(fed, ops)
 
     def _attend(self, x: torch.Tensor, step: _Step, cache: LayerCache) -> torch.Tensor:
-        heads = self._qkv(x).view(len(x), -1, self._head_dim)
-        query = step.attention.rotate_and_write(heads, step.angles, cache)
-        step.attention.run(query, cache, step.attended)
+        window, rope, head_dim = self._kind
+        heads = self._qkv(x).view(len(x), -1, head_dim)
+        if self._norms.heads is not None:
+            self._norms.heads(heads, step.attention.ops)
+        query = step.attention.rotate_and_write(heads, step.angles[rope], cache)
+        step.attention.run(query, cache, step.attended, window)
         return self._attention_out(step.attended.flatten(1))
 
 
@@ -79,7 +109,7 @@ class Decoder:
         layers: list[DecoderLayer],
         final_norm: RMSNorm,
         head: VocabHead,
-        rotary: Rotary,
+        rotaries: Mapping[RopeScaling, Rotary],
         weight_bytes: int,
     ) -> None:
         self._head_dim = config.head_dim
@@ -87,7 +117,7 @@ class Decoder:
         self._layers = layers
         self._final_norm = final_norm
         self._head = head
-        self._rotary = rotary
+        self._rotaries = rotaries
         self.weight_bytes = weight_bytes
 
     def forward(
@@ -95,8 +125,9 @@ class Decoder:
     ) -> torch.Tensor | None:
         """See Model.forward."""
         hidden = self._embedding(batch.token_ids)
+        dtype = attention.angle_dtype()
         step = _Step(
-            self._rotary.angles(batch.positions, attention.angle_dtype()),
+            {rope: r.angles(batch.positions, dtype) for rope, r in self._rotaries.items()},
             attention,
             hidden.new_empty(len(hidden), attention.spec.num_heads, self._head_dim),
         )
@@ -127,45 +158,77 @@ def load(
     embedding = reader.read(EMBEDDING)
     layers = []
     for number in range(config.num_layers):
-        layers.append(_load_layer(reader, config, f"model.layers.{number}.", collectives))
+        layers.append(_load_layer(reader, config, number, collectives))
         progress((number + 1) / (config.num_layers + 1))
-    final_norm = RMSNorm(reader.read(FINAL_NORM), config.rms_norm_eps)
+    final_norm = _norm(reader, config, FINAL_NORM)
     if config.tie_word_embeddings:
         _check_tied_head(checkpoint, reader)
         head = reader.share(embedding)
     else:
         head = reader.linear(HEAD)
     progress(1.0)
+    span = reader.spans[Axis.VOCAB]
+    ropes = {_rope(config, window) for window in config.windows}
     return Decoder(
         config,
-        VocabEmbedding(embedding, reader.spans[Axis.VOCAB], collectives),
+        VocabEmbedding(embedding, span, config.embedding_scale, collectives),
         layers,
         final_norm,
-        VocabHead(head, config.vocab_size, collectives),
-        Rotary(config.rope, config.head_dim, device),
+        VocabHead(head, config.vocab_size, config.logits_softcap, collectives),
+        {rope: Rotary(rope, config.head_dim, device) for rope in ropes},
         reader.bytes,
     )
 
 
+def _rope(config: ModelConfig, window: int) -> RopeScaling:
+    return config.local_rope if window else config.rope
+
+
 def _load_layer(
-    reader: WeightReader, config: ModelConfig, prefix: str, collectives: Collectives
+    reader: WeightReader, config: ModelConfig, number: int, collectives: Collectives
 ) -> DecoderLayer:
+    prefix = f"model.layers.{number}."
+
     def fused(*names: str) -> Linear:
         return reader.linear(*(f"{prefix}{name}_proj.weight" for name in names))
 
     def summed(name: str) -> Linear:
         return SummedLinear(fused(name), collectives)
 
-    def norm(name: str) -> RMSNorm:
-        return RMSNorm(reader.read(f"{prefix}{name}.weight"), config.rms_norm_eps)
-
+    window = config.windows[number]
     return DecoderLayer(
-        config,
-        norms=(norm("input_layernorm"), norm("post_attention_layernorm")),
+        LayerKind(window, _rope(config, window), config.head_dim),
+        _load_norms(reader, config, prefix),
         qkv=fused("self_attn.q", "self_attn.k", "self_attn.v"),
         attention_out=summed("self_attn.o"),
-        mlp=GatedMLP(fused("mlp.gate", "mlp.up"), summed("mlp.down")),
+        mlp=GatedMLP(fused("mlp.gate", "mlp.up"), summed("mlp.down"), GATES[config.activation]),
     )
+
+
+def _load_norms(reader: WeightReader, config: ModelConfig, prefix: str) -> Norms:
+    def norms(names: tuple[str, ...]) -> list[RMSNorm]:
+        return [_norm(reader, config, f"{prefix}{name}.weight") for name in names]
+
+    heads = _load_head_norm(reader, config, prefix) if config.norm_heads else None
+    if config.norm_outputs:
+        attention, mlp = norms(BEFORE_BLOCKS)
+        after_attention, after_mlp = norms(AFTER_BLOCKS)
+        return Norms(attention, mlp, after_attention, after_mlp, heads)
+    attention, mlp = norms(PLAIN_NORMS)
+    return Norms(attention, mlp, heads=heads)
+
+
+def _load_head_norm(reader: WeightReader, config: ModelConfig, prefix: str) -> HeadNorm:
+    """All query heads share one weight, all key heads another; they are laid out per head."""
+    per_head = []
+    for name, axis in zip(HEAD_NORMS, (Axis.QUERY, Axis.KV), strict=True):
+        weight = reader.norm(f"{prefix}{name}.weight", offset=config.norm_offset)
+        per_head.append(weight.expand(reader.spans[axis].size // config.head_dim, -1))
+    return HeadNorm(torch.cat(per_head), config.rms_norm_eps)
+
+
+def _norm(reader: WeightReader, config: ModelConfig, name: str) -> RMSNorm:
+    return RMSNorm(reader.norm(name, offset=config.norm_offset), config.rms_norm_eps)
 
 
 def _check_tied_head(checkpoint: Checkpoint, reader: WeightReader) -> None:

@@ -5,13 +5,24 @@ from __future__ import annotations
 import torch
 
 from workers.checkpoint.folder import Checkpoint
-from workers.models import decoder
+from workers.checkpoint.modelconfig import ConfigReader
+from workers.models import decoder, families
 from workers.models.base import LoadProgress, Model, ModelFamily
 from workers.models.tensors import expected_tensors, local_elements
 from workers.parallel.collectives import Alone, Collectives, Shard
 
+
+def _decoder_family(read_config: ConfigReader) -> ModelFamily:
+    return ModelFamily(read_config, expected_tensors, local_elements, decoder.load)
+
+
 FAMILIES: dict[str, ModelFamily] = {
-    "LlamaForCausalLM": ModelFamily(expected_tensors, local_elements, decoder.load),
+    "LlamaForCausalLM": _decoder_family(families.llama),
+    "MistralForCausalLM": _decoder_family(families.mistral),
+    "Qwen2ForCausalLM": _decoder_family(families.qwen2),
+    "Qwen3ForCausalLM": _decoder_family(families.qwen3),
+    "Gemma2ForCausalLM": _decoder_family(families.gemma2),
+    "Gemma3ForCausalLM": _decoder_family(families.gemma3),
 }
 _ALONE = Alone()
 
@@ -21,7 +32,7 @@ def open_checkpoint(folder: str) -> Checkpoint:
 
     Raises ModelError naming file, key and reason.
     """
-    checkpoint = Checkpoint(folder, FAMILIES)
+    checkpoint = Checkpoint(folder, {name: f.read_config for name, f in FAMILIES.items()})
     family = FAMILIES[checkpoint.config.architecture]
     checkpoint.check_tensors(family.expected_tensors(checkpoint.config, checkpoint.tensor_names))
     return checkpoint

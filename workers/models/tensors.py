@@ -15,13 +15,21 @@ EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
 
+PLAIN_NORMS = ("input_layernorm", "post_attention_layernorm")
+"""Before attention and before the MLP, in a layer that normalises nothing else."""
+BEFORE_BLOCKS = ("input_layernorm", "pre_feedforward_layernorm")
+AFTER_BLOCKS = ("post_attention_layernorm", "post_feedforward_layernorm")
+"""Around attention and around the MLP, in a layer that normalises what they return."""
+HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
+
 
 class Axis(Enum):
-    """What a dimension counts. All but HIDDEN are split over the ranks of a group."""
+    """What a dimension counts. All but HIDDEN and HEAD_DIM are split over the ranks."""
 
     HIDDEN = "hidden"
     QUERY = "query heads"
     KV = "KV heads"
+    HEAD_DIM = "head size"
     INNER = "intermediate"
     VOCAB = "vocabulary"
 
@@ -43,6 +51,7 @@ def spans_of(config: ModelConfig, shard: Shard) -> Spans:
         Axis.HIDDEN: whole(config.hidden_size),
         Axis.QUERY: heads.query.times(config.head_dim),
         Axis.KV: heads.kv.times(config.head_dim),
+        Axis.HEAD_DIM: whole(config.head_dim),
         Axis.INNER: split(config.intermediate_size, shard),
         Axis.VOCAB: split(config.vocab_size, shard),
     }
@@ -60,13 +69,15 @@ def decoder_tensors(config: ModelConfig, found: Set[str]) -> Iterator[TensorSpec
 
 
 def _layer_tensors(config: ModelConfig, prefix: str) -> Iterator[TensorSpec]:
-    for norm in ("input_layernorm", "post_attention_layernorm"):
+    for norm in (*BEFORE_BLOCKS, *AFTER_BLOCKS) if config.norm_outputs else PLAIN_NORMS:
         yield TensorSpec(f"{prefix}{norm}.weight", (Axis.HIDDEN,))
+    for norm in HEAD_NORMS if config.norm_heads else ():
+        yield TensorSpec(f"{prefix}{norm}.weight", (Axis.HEAD_DIM,))
     for name, out, into, biased in (
-        ("self_attn.q_proj", Axis.QUERY, Axis.HIDDEN, config.attention_bias),
-        ("self_attn.k_proj", Axis.KV, Axis.HIDDEN, config.attention_bias),
-        ("self_attn.v_proj", Axis.KV, Axis.HIDDEN, config.attention_bias),
-        ("self_attn.o_proj", Axis.HIDDEN, Axis.QUERY, config.attention_bias),
+        ("self_attn.q_proj", Axis.QUERY, Axis.HIDDEN, config.qkv_bias),
+        ("self_attn.k_proj", Axis.KV, Axis.HIDDEN, config.qkv_bias),
+        ("self_attn.v_proj", Axis.KV, Axis.HIDDEN, config.qkv_bias),
+        ("self_attn.o_proj", Axis.HIDDEN, Axis.QUERY, config.attention_out_bias),
         ("mlp.gate_proj", Axis.INNER, Axis.HIDDEN, config.mlp_bias),
         ("mlp.up_proj", Axis.INNER, Axis.HIDDEN, config.mlp_bias),
         ("mlp.down_proj", Axis.HIDDEN, Axis.INNER, config.mlp_bias),

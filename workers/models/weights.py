@@ -33,6 +33,15 @@ class WeightReader:
     def read(self, name: str) -> torch.Tensor:
         return self._place([name])
 
+    def norm(self, name: str, offset: float) -> torch.Tensor:
+        """The weight of a norm, `offset` added. The sum is fp32: it has more digits than the
+        model's dtype."""
+        if not offset:
+            return self.read(name)
+        weight = self.saved(name).to(self._device, torch.float32).add(offset)
+        self.bytes += weight.nbytes
+        return weight
+
     def linear(self, *names: str) -> Linear:
         """One product out of the weights `names`, stacked along the output dimension, with their
         biases if the checkpoint has them.

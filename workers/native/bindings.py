@@ -93,17 +93,23 @@ _SIGNATURES: dict[str, list[Any]] = {
         c_void_p,
         c_void_p,
     ],
+    # heads, weight, eps, tokens, heads per token, normed ones, head_dim
+    "norm_heads": [c_void_p, c_void_p, c_float, c_int32, c_int32, c_int32, c_int32],
     # gate_up, rows, width, out
     "silu_mul": [c_void_p, c_int32, c_int32, c_void_p],
+    "gelu_mul": [c_void_p, c_int32, c_int32, c_void_p],
 }
 
 
 class Kernels:
-    """The entry points for one dtype. Pointers are `Tensor.data_ptr()` of CPU tensors."""
+    """The entry points for one dtype. Pointers are `Tensor.data_ptr()` of CPU tensors.
+
+    rms_norm, norm_heads: by the dtype of the weight, `dtype` itself or fp32.
+    """
 
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
-        def entry(name: str) -> Any:
-            function = library[f"headway_{name}_{_SUFFIX[dtype]}"]
+        def entry(name: str, suffix: str = _SUFFIX[dtype]) -> Any:
+            function = library[f"headway_{name}_{suffix}"]
             function.argtypes = _SIGNATURES[name]
             function.restype = None
             return function
@@ -112,8 +118,11 @@ class Kernels:
         self.attend = entry("attend")
         self.write_kv = entry("write_kv")
         self.rotate_and_write = entry("rotate_and_write")
-        self.rms_norm = entry("rms_norm")
+        weights = {w: f"{_SUFFIX[dtype]}_{_SUFFIX[w]}" for w in {dtype, torch.float32}}
+        self.rms_norm = {w: entry("rms_norm", suffix) for w, suffix in weights.items()}
+        self.norm_heads = {w: entry("norm_heads", suffix) for w, suffix in weights.items()}
         self.silu_mul = entry("silu_mul")
+        self.gelu_mul = entry("gelu_mul")
 
 
 def load_kernels(dtype: torch.dtype) -> Kernels:

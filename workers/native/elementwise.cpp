@@ -22,50 +22,81 @@ inline void store(Bf16* to, float x) {
   *to = rounded[0];
 }
 
+// out = x / rms(x) * weight of one row; out may be x.
+template <typename T, typename W>
+inline void norm_row(const T* x, const W* weight, float eps, int width, T* out) {
+  const int vectors = whole(width);
+  Floats squares = Floats{};
+  float square = 0.0f;
+  for (int i = 0; i < vectors; i += kLanes) squares += load(x + i) * load(x + i);
+  for (int i = vectors; i < width; ++i) square += to_float(x[i]) * to_float(x[i]);
+  square += lane_sum(squares);
+  const float scale = 1.0f / std::sqrt(square / float(width) + eps);
+  for (int i = 0; i < vectors; i += kLanes) store(out + i, load(x + i) * scale * load(weight + i));
+  for (int i = vectors; i < width; ++i)
+    store(out + i, to_float(x[i]) * scale * to_float(weight[i]));
+}
+
 // out = x / rms(x) * weight; with `residual`, x = x + residual first, which is kept in `sum`.
-template <typename T>
-void rms_norm(const T* x, const T* residual, const T* weight, float eps, int rows, int width,
+template <typename T, typename W>
+void rms_norm(const T* x, const T* residual, const W* weight, float eps, int rows, int width,
               T* sum, T* out) {
   const int vectors = whole(width);
   for (int r = 0; r < rows; ++r) {
     const int64_t at = int64_t(r) * width;
     const T* from = x + at;
-    Floats squares = Floats{};
-    float square = 0.0f;
     if (residual) {
       // The norm is taken of the sum as it is kept, so that it does not matter who adds.
-      for (int i = 0; i < vectors; i += kLanes) store(sum + at + i, load(from + i) + load(residual + at + i));
+      for (int i = 0; i < vectors; i += kLanes)
+        store(sum + at + i, load(from + i) + load(residual + at + i));
       for (int i = vectors; i < width; ++i)
         store(sum + at + i, to_float(from[i]) + to_float(residual[at + i]));
       from = sum + at;
     }
-    for (int i = 0; i < vectors; i += kLanes) squares += load(from + i) * load(from + i);
-    for (int i = vectors; i < width; ++i) square += to_float(from[i]) * to_float(from[i]);
-    square += lane_sum(squares);
-    const float scale = 1.0f / std::sqrt(square / float(width) + eps);
-    for (int i = 0; i < vectors; i += kLanes)
-      store(out + at + i, load(from + i) * scale * load(weight + i));
-    for (int i = vectors; i < width; ++i)
-      store(out + at + i, to_float(from[i]) * scale * to_float(weight[i]));
+    norm_row(from, weight, eps, width, out + at);
   }
 }
 
-// gate_up: [rows][gate | up] -> out: [rows][width], silu(gate) * up.
-template <typename T>
-void silu_mul(const T* gate_up, int rows, int width, T* out) {
+// heads: [tokens][heads][head_dim], the first `normed` of each token normalised in place.
+// weight: [normed][head_dim]
+template <typename T, typename W>
+void norm_heads(T* heads, const W* weight, float eps, int tokens, int count, int normed,
+                int head_dim) {
+  for (int t = 0; t < tokens; ++t)
+    for (int h = 0; h < normed; ++h) {
+      T* head = heads + (int64_t(t) * count + h) * head_dim;
+      norm_row(head, weight + h * head_dim, eps, head_dim, head);
+    }
+}
+
+struct Silu {
+  template <typename F>
+  F operator()(F x) const {
+    return x * sigmoid(x);
+  }
+};
+
+// By tanh: x (1 + tanh u) / 2 = x sigmoid(2 u) with u = sqrt(2 / pi) (x + 0.044715 x^3).
+struct Gelu {
+  template <typename F>
+  F operator()(F x) const {
+    return x * sigmoid(x * (1.0f + 0.044715f * x * x) * 1.59576912f);
+  }
+};
+
+// gate_up: [rows][gate | up] -> out: [rows][width], activation(gate) * up.
+template <typename Activation, typename T>
+void gate_mul(const T* gate_up, int rows, int width, T* out) {
+  const Activation activation;
   const int vectors = whole(width);
   for (int r = 0; r < rows; ++r) {
     const T* gate = gate_up + int64_t(r) * 2 * width;
     const T* up = gate + width;
     T* to = out + int64_t(r) * width;
-    for (int i = 0; i < vectors; i += kLanes) {
-      const Floats g = load(gate + i);
-      store(to + i, g * sigmoid(g) * load(up + i));
-    }
-    for (int i = vectors; i < width; ++i) {
-      const float g = to_float(gate[i]);
-      store(to + i, g * sigmoid(g) * to_float(up[i]));
-    }
+    for (int i = 0; i < vectors; i += kLanes)
+      store(to + i, activation(load(gate + i)) * load(up + i));
+    for (int i = vectors; i < width; ++i)
+      store(to + i, activation(to_float(gate[i])) * to_float(up[i]));
   }
 }
 

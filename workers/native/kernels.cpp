@@ -120,14 +120,29 @@ HEADWAY_EXPORT int headway_prepare() {
                                          T* query, T* keys, T* values) {                         \
     headway::rotate_and_write(*shape, heads, cos, sin, slots, tokens, query, keys, values);      \
   }                                                                                              \
-  HEADWAY_EXPORT void headway_rms_norm_##suffix(const T* x, const T* residual, const T* weight, float eps,      \
-                                 int32_t rows, int32_t width, T* sum, T* out) {                  \
+  HEADWAY_EXPORT void headway_silu_mul_##suffix(const T* gate_up, int32_t rows, int32_t width, T* out) {        \
+    headway::gate_mul<headway::Silu>(gate_up, rows, width, out);                                 \
+  }                                                                                              \
+  HEADWAY_EXPORT void headway_gelu_mul_##suffix(const T* gate_up, int32_t rows, int32_t width, T* out) {        \
+    headway::gate_mul<headway::Gelu>(gate_up, rows, width, out);                                 \
+  }
+
+// W: of the norms' weights.
+#define HEADWAY_NORMS(T, W, suffix)                                                              \
+  HEADWAY_EXPORT void headway_rms_norm_##suffix(const T* x, const T* residual, const W* weight,  \
+                                                float eps, int32_t rows, int32_t width, T* sum,  \
+                                                T* out) {                                        \
     headway::rms_norm(x, residual, weight, eps, rows, width, sum, out);                          \
   }                                                                                              \
-  HEADWAY_EXPORT void headway_silu_mul_##suffix(const T* gate_up, int32_t rows, int32_t width, T* out) {        \
-    headway::silu_mul(gate_up, rows, width, out);                                                \
+  HEADWAY_EXPORT void headway_norm_heads_##suffix(T* heads, const W* weight, float eps,          \
+                                                  int32_t tokens, int32_t count, int32_t normed, \
+                                                  int32_t head_dim) {                            \
+    headway::norm_heads(heads, weight, eps, tokens, count, normed, head_dim);                    \
   }
 
 HEADWAY_ENTRY_POINTS(float, float32)
 HEADWAY_ENTRY_POINTS(Bf16, bfloat16)
+HEADWAY_NORMS(float, float, float32_float32)
+HEADWAY_NORMS(Bf16, Bf16, bfloat16_bfloat16)
+HEADWAY_NORMS(Bf16, float, bfloat16_float32)
 }

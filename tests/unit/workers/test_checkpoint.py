@@ -103,7 +103,8 @@ BAD_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "rope is no object": ({"rope_scaling": "linear"}, r"rope_scaling must be an object"),
     "tied is no boolean": ({"tie_word_embeddings": "no"}, r"tie_word_embeddings .*'no'"),
-    "too many layers": ({"num_hidden_layers": 10**9}, r"layers\.2\..* is missing"),
+    "layers that are not there": ({"num_hidden_layers": 10**4}, r"layers\.2\..* is missing"),
+    "too many layers": ({"num_hidden_layers": 10**9}, r"at most 10000, got 1000000000"),
 }
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from workers.checkpoint.modelconfig import RopeScaling
+from workers.checkpoint.rope import RopeScaling
 from workers.layers.fused import TorchOps
 from workers.layers.linear import DenseLinear, PackedLinear, make_linear
 from workers.layers.mlp import GatedMLP

@@ -68,10 +68,50 @@ def test_rms_norm(ops, dtype, width):
     assert_near(normed, TorchOps().rms_norm(total, weight.double(), 1e-5))
 
 
+def test_rms_norm_with_more_digits_in_the_weight(ops, dtype):
+    """1 + w of a bf16 w: both keep digits that bf16 would drop."""
+    x, weight = random(5, 60, dtype=dtype), 1 + random(60, dtype=dtype).float() / 64
+    expected = TorchOps().rms_norm(x.double(), weight.double(), 1e-5)
+    assert_near(ops.rms_norm(x, weight, 1e-5), expected)
+    assert_near(TorchOps().rms_norm(x, weight, 1e-5), expected)
+
+
+@pytest.mark.parametrize("head_dim", [6, 16, 128])
+@pytest.mark.parametrize("weight_dtype", ["own", "float32"])
+def test_norm_heads(ops, dtype, head_dim, weight_dtype):
+    """Query and key heads change, values do not."""
+    heads = random(5, 7, head_dim, dtype=dtype)
+    weight = random(4, head_dim, dtype=dtype)
+    if weight_dtype == "float32":
+        weight = weight.float()
+    expected = heads.double()
+    for head in range(4):
+        rows = expected[:, head].clone()
+        expected[:, head] = TorchOps().rms_norm(rows, weight[head].double(), 1e-5)
+    for implementation in (ops, TorchOps()):
+        found = heads.clone()
+        implementation.norm_heads(found, weight, 1e-5)
+        assert_near(found, expected)
+        assert torch.equal(found[:, 4:], heads[:, 4:])
+
+
 @pytest.mark.parametrize("width", [1, 7, 16, 70, 1536])
-def test_silu_mul(ops, dtype, width):
-    gate_up = random(3, 2 * width, dtype=dtype)
-    assert_near(ops.silu_mul(gate_up), TorchOps().silu_mul(gate_up.double()))
+@pytest.mark.parametrize("name", ["silu_mul", "gelu_mul"])
+def test_gates(ops, dtype, width, name):
+    gate_up = random(3, 2 * width, dtype=dtype) * 4
+    expected = getattr(TorchOps(), name)(gate_up.double())
+    bound = 4 * TOLERANCE[dtype]
+    torch.testing.assert_close(
+        getattr(ops, name)(gate_up).double(), expected, atol=bound, rtol=bound
+    )
+
+
+def test_gelu_of_extremes(ops, dtype):
+    values = [-1e30, -200.0, -9.0, -0.0, 9.0, 200.0, 1e30, float("nan"), float("inf")] + [1.0] * 7
+    gate_up = torch.tensor([values + [1.0] * 16]).to(dtype)
+    found = ops.gelu_mul(gate_up)[0, :9].double()
+    expected = torch.nn.functional.gelu(gate_up[0, :9].double(), approximate="tanh")
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=8e-3, equal_nan=True)
 
 
 def test_silu_of_extremes(ops, dtype):

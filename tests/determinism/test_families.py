@@ -1,0 +1,97 @@
+"""Every family against transformers: the same tokens, however the work is cut and on whatever."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from cluster.core.config import WorkerConfig
+from cluster.core.sampling import SamplingParams
+from tests.determinism.families import FAMILIES, greedy_tokens, oracle, write_family
+from tests.determinism.plan_driver import Driving, PlanDriver, Request
+from tests.determinism.thread_ranks import ThreadRanks
+
+OUTPUT_TOKENS = 12
+BACKENDS = ("torch", "native")
+
+
+def prompts() -> list[list[int]]:
+    chooser = random.Random(3)
+    lengths = [1, 2, 15, 16, 17, 40, 90, 130]
+    return [[chooser.randrange(131) for _ in range(length)] for length in lengths]
+
+
+def requests(count: int = OUTPUT_TOKENS) -> list[Request]:
+    sampling = SamplingParams(max_tokens=count, temperature=0.0)
+    return [Request(prompt, sampling) for prompt in prompts()]
+
+
+def drive(folder, driving: Driving, size: int = 1, **options: str) -> ThreadRanks:
+    """Tokens in `.tokens`, logits of the steps in `.logits`."""
+    config = WorkerConfig(
+        model=str(folder),
+        device="cpu",
+        num_blocks=200,
+        block_size=16,
+        max_num_batched_tokens=4096,
+        **{"dtype": "float32", **options},
+    )
+    ranks = ThreadRanks(config, size)
+    try:
+        ranks.tokens = PlanDriver(ranks, driving).run(requests())
+    finally:
+        ranks.close()
+    return ranks
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request, tmp_path_factory):
+    folder = write_family(tmp_path_factory.mktemp("tiny"), request.param)
+    model = oracle(folder)
+    return folder, model, greedy_tokens(model, prompts(), OUTPUT_TOKENS)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "driving",
+    [
+        Driving(budget=16, batch=8),
+        Driving(budget=64, batch=8, replay_every=3),
+        Driving(budget=4096, batch=8),
+    ],
+    ids=lambda d: f"budget{d.budget}-replay{d.replay_every}",
+)
+def test_greedy_tokens_equal_transformers(family, driving, backend):
+    folder, _, expected = family
+    assert drive(folder, driving, attention_backend=backend).tokens == expected
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ranks_give_the_same_tokens(family, size, backend):
+    folder, _, expected = family
+    driving = Driving(budget=100, batch=8)
+    assert drive(folder, driving, size, attention_backend=backend).tokens == expected
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_logits_are_near_in_bf16(family, backend):
+    folder, model, _ = family
+    ranks = drive(
+        folder, Driving(budget=4096, batch=8), attention_backend=backend, dtype="bfloat16"
+    )
+    (found, *_), order = ranks.logits, sorted(range(8), key=lambda n: len(prompts()[n]) > 1)
+    with torch.inference_mode():
+        expected = torch.stack([model(torch.tensor([prompts()[n]])).logits[0, -1] for n in order])
+    error = (found.float() - expected).abs()
+    spread = expected.std()
+    assert error.mean() < 0.03 * spread
+    assert error.max() < 0.2 * spread
+
+
+def test_fp16_weights_are_served_in_fp32(tmp_path):
+    folder = write_family(tmp_path, "gemma3", torch.float16)
+    expected = greedy_tokens(oracle(folder), prompts(), OUTPUT_TOKENS)
+    assert drive(folder, Driving(budget=64, batch=8)).tokens == expected
