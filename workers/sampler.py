@@ -1,6 +1,7 @@
 """Drawing the next token of each row, without sorting the vocabulary.
 
-Every row is a pure function of (its logits, its parameters, its seed, its output index):
+Every row is a pure function of (its logits, its parameters, its seed, its output index), and with
+penalties of the tokens before it. Bias, penalties and bans change the logits first; then
   greedy        argmax, the lowest id wins a tie;
   unfiltered    a race between all tokens (workers.race);
   filtered      the same race between the kept tokens (workers.nucleus).
@@ -14,6 +15,8 @@ from typing import NamedTuple
 import torch
 
 from cluster.core.sampling import SamplingParams, counter_key
+from workers.adjust import adjusted
+from workers.history import TokenHistory
 from workers.nucleus import Filters, draw_filtered
 from workers.race import draw_unfiltered, largest
 
@@ -22,10 +25,14 @@ FAILED_TOKEN = -1
 
 
 class Draw(NamedTuple):
-    """One row to draw: its parameters and the output index of the token, from 0."""
+    """One row to draw: its parameters and the output index of the token, from 0.
+
+    history: the tokens before it; needed where the parameters penalise.
+    """
 
     params: SamplingParams
     output_index: int
+    history: TokenHistory | None = None
 
 
 class Drawn(NamedTuple):
@@ -43,7 +50,7 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> Drawn:
     """
     if not draws:
         return Drawn([], {})
-    scores = _mask_stop_tokens(logits, draws)
+    scores = adjusted(logits, draws)
     peaks, greedy_ids = largest(scores)
     finite = torch.isfinite(peaks).tolist()
     token_ids = greedy_ids.tolist()
@@ -62,28 +69,6 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> Drawn:
             for row, token_id in zip(rows, chosen, strict=True):
                 token_ids[row] = token_id
     return Drawn(token_ids, failed)
-
-
-def _mask_stop_tokens(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
-    """fp32 logits, with -inf at the stop tokens of rows that are below min_tokens."""
-    vocab = logits.shape[1]
-    rows: list[int] = []
-    ids: list[int] = []
-    for row, (params, output_index) in enumerate(draws):
-        if output_index < params.min_tokens:
-            stop = [i for i in params.stop_token_ids if i < vocab]
-            rows += [row] * len(stop)
-            ids += stop
-    scores = logits.to(torch.float32)
-    if not rows:
-        return scores
-    if scores is logits:
-        scores = scores.clone()
-    at = torch.tensor([rows, ids], device=logits.device)
-    # NaN and +inf stay (neither is < inf): such a row must fail, its logits cannot be trusted.
-    masked = scores[at[0], at[1]]
-    scores[at[0], at[1]] = masked.masked_fill(masked < float("inf"), float("-inf"))
-    return scores
 
 
 def _filters(params: SamplingParams, scores: torch.Tensor) -> bool:

@@ -8,6 +8,7 @@ from cluster.core.config import blocks_for
 from cluster.core.ids import NULL_BLOCK, BlockId, SequenceId, TokenId
 from cluster.core.plan import NewSequence
 from cluster.core.sampling import SamplingParams
+from workers.history import TokenHistory
 
 
 class SequenceTable:
@@ -30,6 +31,7 @@ class SequenceTable:
         self.ended = np.zeros(max_num_seqs, dtype=bool)
         self._prompt_len = [0] * max_num_seqs
         self._sampling: list[SamplingParams | None] = [None] * max_num_seqs
+        self._histories: dict[int, TokenHistory] = {}
         self._lane_of: dict[SequenceId, int] = {}
         self._free = list(range(max_num_seqs - 1, -1, -1))
 
@@ -64,6 +66,8 @@ class SequenceTable:
         self.ended[lane] = False
         self._prompt_len[lane] = new.prompt_len
         self._sampling[lane] = new.sampling
+        if new.sampling.penalises:
+            self._histories[lane] = TokenHistory(tokens[: new.prompt_len], tokens[new.prompt_len :])
 
     def release(self, seq_id: SequenceId) -> None:
         """Forget a sequence; one that is not held is forgotten already."""
@@ -73,6 +77,7 @@ class SequenceTable:
         # Rows of the block table are copied whole: stale ids must not stay behind the next user.
         self.blocks[lane] = NULL_BLOCK
         self._sampling[lane] = None
+        self._histories.pop(lane, None)
         self._free.append(lane)
 
     def grant(self, seq_id: SequenceId, new_blocks: list[BlockId]) -> int:
@@ -98,6 +103,8 @@ class SequenceTable:
         if length < self.max_model_len:
             self.token_ids[lane, length] = token_id
             self.lengths[lane] = length + 1
+            if lane in self._histories:
+                self._histories[lane].append(token_id)
 
     def end(self, lane: int) -> None:
         """Note that a sequence failed; until released it may still stand in rows as padding."""
@@ -111,9 +118,10 @@ class SequenceTable:
         params = self._sampling[lane]
         return None if params is None else params.prompt_logprobs
 
-    def sampling(self, lane: int) -> tuple[SamplingParams, int]:
-        """Parameters and index of the next output token."""
+    def sampling(self, lane: int) -> tuple[SamplingParams, int, TokenHistory | None]:
+        """Parameters, index of the next output token, and where needed the tokens before it."""
         params = self._sampling[lane]
         if params is None:
             raise RuntimeError(f"lane {lane} holds no sequence")
-        return params, int(self.lengths[lane]) - self._prompt_len[lane]
+        index = int(self.lengths[lane]) - self._prompt_len[lane]
+        return params, index, self._histories.get(lane)

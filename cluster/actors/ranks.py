@@ -45,5 +45,5 @@ class RankActors:
         """Returns at once; a rank that finds no place never comes to the leader's socket."""
         options = {"num_cpus": 0, "num_gpus": self._gpus_per_rank, "max_restarts": 0}
         actor = ray.remote(Rank).options(**options).remote()
-        actor.serve.remote(self._serve, path, number)
+        actor.serve.remote(self._serve, path, number)  # type: ignore[attr-defined]
         return RankActor(actor)

@@ -17,6 +17,13 @@ MAX_TOP_K = 1 << 20
 MAX_SEED = (1 << 64) - 1
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGPROBS = 20
+MIN_REPETITION_PENALTY = 0.01
+MAX_REPETITION_PENALTY = 10.0
+MAX_PENALTY = 2.0
+"""Of presence and frequency, either sign (the range of OpenAI's API)."""
+MAX_LOGIT_BIAS = 100.0
+MAX_BIASED_IDS = 1024
+MAX_ALLOWED_IDS = 1 << 16
 
 _MASK64 = (1 << 64) - 1
 
@@ -34,6 +41,12 @@ class SamplingParams:
     max_tokens: output tokens at most, >= 1. min_tokens: no stop token is drawn before it.
     stop_token_ids: drawing one of them ends the sequence (end-of-text ids are put here at
     the door unless the caller asked to ignore them).
+    repetition_penalty: logits of tokens that the prompt or the output holds are divided by it where
+    positive, multiplied where negative (Keskar et al., 2019); in [0.01, 10], 1 for none.
+    presence_penalty, frequency_penalty: taken off the logits of tokens that the output holds, once
+    and per occurrence; in [-2, 2], 0 for none.
+    logit_bias: (token id, what to add to its logit, in [-100, 100]); before the penalties.
+    allowed_token_ids: nothing else is drawn; empty allows all.
     logprobs: with each output token its log-probability and those of the so many likeliest, 0 to
     20; None for none. prompt_logprobs: the same for the prompt's tokens, from the second on.
     """
@@ -48,6 +61,11 @@ class SamplingParams:
     stop_token_ids: tuple[TokenId, ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[TokenId, float], ...] = ()
+    allowed_token_ids: tuple[TokenId, ...] = ()
 
     def __post_init__(self) -> None:
         violations = [v for v in self._violations() if v is not None]
@@ -57,6 +75,15 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def penalises(self) -> bool:
+        """Whether the next token depends on which tokens came before."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or (self.frequency_penalty != 0.0)
+        )
 
     def _violations(self) -> list[FieldViolation | None]:
         return [
@@ -70,6 +97,21 @@ class SamplingParams:
             _stop_ids(self.stop_token_ids),
             _integer("logprobs", self.logprobs or 0, 0, MAX_LOGPROBS),
             _integer("prompt_logprobs", self.prompt_logprobs or 0, 0, MAX_LOGPROBS),
+            _number(
+                "repetition_penalty",
+                self.repetition_penalty,
+                MIN_REPETITION_PENALTY,
+                MAX_REPETITION_PENALTY,
+                zero=False,
+            ),
+            _number(
+                "presence_penalty", self.presence_penalty, -MAX_PENALTY, MAX_PENALTY, zero=False
+            ),
+            _number(
+                "frequency_penalty", self.frequency_penalty, -MAX_PENALTY, MAX_PENALTY, zero=False
+            ),
+            _bias(self.logit_bias),
+            _allowed(self.allowed_token_ids, self.stop_token_ids, self.min_tokens),
         ]
 
 
@@ -89,13 +131,43 @@ def _integer(name: str, value: int, low: int, high: int) -> FieldViolation | Non
 
 
 def _stop_ids(ids: tuple[TokenId, ...]) -> FieldViolation | None:
-    if len(ids) > MAX_STOP_TOKEN_IDS:
-        return FieldViolation(
-            "sampling.stop_token_ids", f"at most {MAX_STOP_TOKEN_IDS} ids, got {len(ids)}"
-        )
+    return _ids("stop_token_ids", ids, MAX_STOP_TOKEN_IDS)
+
+
+def _ids(name: str, ids: tuple[TokenId, ...], most: int) -> FieldViolation | None:
+    if len(ids) > most:
+        return FieldViolation(f"sampling.{name}", f"at most {most} ids, got {len(ids)}")
     bad = [i for i in ids if i < 0]
     if bad:
-        return FieldViolation("sampling.stop_token_ids", f"must be >= 0, got {bad[0]}")
+        return FieldViolation(f"sampling.{name}", f"must be >= 0, got {bad[0]}")
+    return None
+
+
+def _bias(biases: tuple[tuple[TokenId, float], ...]) -> FieldViolation | None:
+    ids = tuple(token_id for token_id, _ in biases)
+    if (wrong := _ids("logit_bias", ids, MAX_BIASED_IDS)) is not None:
+        return wrong
+    if len(set(ids)) != len(ids):
+        return FieldViolation("sampling.logit_bias", "has an id twice")
+    for token_id, bias in biases:
+        if not (math.isfinite(bias) and abs(bias) <= MAX_LOGIT_BIAS):
+            return FieldViolation(
+                f"sampling.logit_bias[{token_id}]",
+                f"must be between {-MAX_LOGIT_BIAS:g} and {MAX_LOGIT_BIAS:g}, got {bias!r}",
+            )
+    return None
+
+
+def _allowed(
+    allowed: tuple[TokenId, ...], stops: tuple[TokenId, ...], min_tokens: int
+) -> FieldViolation | None:
+    if (wrong := _ids("allowed_token_ids", allowed, MAX_ALLOWED_IDS)) is not None:
+        return wrong
+    if allowed and min_tokens and set(allowed) <= set(stops):
+        return FieldViolation(
+            "sampling.allowed_token_ids",
+            f"holds nothing but stop tokens, of which none is drawn before {min_tokens} tokens",
+        )
     return None
 
 

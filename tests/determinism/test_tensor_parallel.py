@@ -49,7 +49,7 @@ def config(folder: Path, size: int, collectives: str = "auto", **options: Any) -
 
 
 def requests() -> list[Request]:
-    """Greedy and seeded, with log-probabilities here and there, and a stop that is drawn."""
+    """Greedy and seeded, with log-probabilities, a stop that is drawn, penalties and bans."""
     return [
         Request(
             [(7 * n + 3 * i) % VOCAB for i in range(5 + 9 * n)],
@@ -60,6 +60,9 @@ def requests() -> list[Request]:
                 seed=n,
                 logprobs=3 if n == 2 else None,
                 stop_token_ids=tuple(range(5)) if n == 1 else (),
+                frequency_penalty=0.8 if n in (3, 4) else 0.0,
+                repetition_penalty=1.4 if n == 4 else 1.0,
+                allowed_token_ids=tuple(range(50, 90)) if n == 5 else (),
             ),
         )
         for n in range(6)
