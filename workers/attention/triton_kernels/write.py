@@ -82,10 +82,8 @@ def rotate_kernel(
     first = tl.load(source + pair, mask=live).to(tl.float32)
     second = tl.load(source + HALF_DIM + pair, mask=live).to(tl.float32)
     is_value = head >= NUM_HEADS + NUM_KV_HEADS
-    # A value is rotated by an angle of zero.
-    turned = live & (head < NUM_HEADS + NUM_KV_HEADS)
-    cosine = tl.load(cos + token * HALF_DIM + pair, mask=turned, other=1.0).to(tl.float32)
-    sine = tl.load(sin + token * HALF_DIM + pair, mask=turned, other=0.0).to(tl.float32)
+    cosine = tl.load(cos + token * HALF_DIM + pair, mask=live).to(tl.float32)
+    sine = tl.load(sin + token * HALF_DIM + pair, mask=live).to(tl.float32)
     low = tl.where(is_value, first, first * cosine - second * sine)
     high = tl.where(is_value, second, second * cosine + first * sine)
     if head < NUM_HEADS:
