@@ -8,11 +8,11 @@ BIN := $(VENV)/bin
 ARGS ?=
 PYTEST_ARGS ?=
 
-.PHONY: help install install-test serve test loadtest bench-cpu lint types imports stubs check clean
+.PHONY: help install install-test serve test test-flash test-gpu loadtest bench-cpu bench-gpu lint types imports stubs check clean
 
 help:
 	@sed -n '1,4s/^# //p' $(firstword $(MAKEFILE_LIST))
-	@echo "targets: install serve test loadtest bench-cpu lint types imports stubs check clean"
+	@echo "targets: install serve test test-flash test-gpu loadtest bench-cpu bench-gpu lint types imports stubs check clean"
 
 install:
 	@PYTHON=$(PYTHON) deploy/install.sh $(VENV) base
@@ -21,11 +21,19 @@ serve: install
 	@exec $(BIN)/headway serve $(ARGS)
 
 install-test:
-	@PYTHON=$(PYTHON) deploy/install.sh $(VENV) test,dev,load
+	@PYTHON=$(PYTHON) deploy/install.sh $(VENV) test,dev,load,kernels
 
 test: install-test
 	@$(BIN)/headway pull
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# In an environment of its own, .venv-flash: FlashAttention's wheels need torch 2.4.0 (5 GB on disk).
+test-flash:
+	@PYTHON=$(PYTHON) deploy/test_flash.sh .venv-flash $(PYTEST_ARGS)
+
+# Skips, with the reason, where there is no GPU.
+test-gpu: install-test
+	$(BIN)/python -m pytest tests/gpu tests/contract $(PYTEST_ARGS)
 
 loadtest:
 	@PYTHON=$(PYTHON) deploy/install.sh $(VENV) load
@@ -33,6 +41,9 @@ loadtest:
 
 bench-cpu: install
 	$(BIN)/python -m workers.bench_cpu $(ARGS)
+
+bench-gpu: install
+	$(BIN)/python -m workers.bench_gpu $(ARGS)
 
 lint: install-test
 	$(BIN)/ruff check .

@@ -6,8 +6,10 @@ tests/gpu where there is a card.
 
 from __future__ import annotations
 
+import importlib
 import importlib.machinery
 import inspect
+import os
 import sys
 from dataclasses import replace
 
@@ -167,14 +169,29 @@ def test_the_cpu_is_refused():
 
 
 def test_the_stand_in_for_torch_has_torchs_signature():
-    if "torch.nn.attention.varlen" not in sys.modules and TorchVarlen.objection(
-        make_spec(CASES[0], Shape(block_size=256))
-    ):
-        pytest.skip("this torch has no paged varlen_attn")
+    lacking = TorchVarlen.objection(make_spec(CASES[0], Shape(block_size=256)))
+    if lacking:
+        pytest.skip(lacking)
     from torch.nn.attention import varlen
 
-    fake = inspect.signature(fake_flash.torch_varlen(fake_flash.Calls()).varlen_attn)
-    real = inspect.signature(varlen.varlen_attn)
-    assert [(p.name, p.kind, p.default) for p in fake.parameters.values()] == [
-        (p.name, p.kind, p.default) for p in real.parameters.values()
-    ]
+    fake = fake_flash.torch_varlen(fake_flash.Calls()).varlen_attn
+    assert parameters(fake) == parameters(varlen.varlen_attn)
+
+
+def parameters(function) -> list[tuple]:
+    known = inspect.signature(function).parameters.values()
+    return [(p.name, p.kind, p.default) for p in known]
+
+
+@pytest.mark.parametrize("provider", [VllmFlashAttn, InsideVllm, FlashAttn])
+def test_the_stand_in_has_the_signatures_of_the_package(provider):
+    """Where the package is installed: `make test-flash`, or a machine with vLLM."""
+    try:
+        real = importlib.import_module(provider.module)
+    except ImportError as error:
+        if provider is VllmFlashAttn and os.environ.get("HEADWAY_FLASH_PACKAGE") == "required":
+            raise
+        pytest.skip(f"no {provider.module} here: {error}")
+    fake = FAKES[provider](fake_flash.Calls())
+    for name in provider.functions:
+        assert parameters(getattr(fake, name)) == parameters(getattr(real, name))
