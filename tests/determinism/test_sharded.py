@@ -22,7 +22,7 @@ from tests.determinism.tiny_models import TinyLlama, write_model
 from workers.checkpoint import folder as folder_module
 from workers.models.registry import load_model, local_parameters, open_checkpoint
 from workers.parallel.collectives import Shard
-from workers.parallel.threads import thread_groups
+from workers.parallel.threads import ThreadGroup, thread_groups
 
 MODELS = {
     "9 of 3": TinyLlama(hidden=72, heads=9, kv_heads=3, intermediate=100, vocab=131),
@@ -75,6 +75,24 @@ def test_ranks_compute_what_one_computes(model, size, backend):
 def test_one_rank_gives_the_tokens_of_transformers(model):
     spec, folder, (tokens, _) = model
     assert tokens == oracle_tokens(folder, prompts(spec.vocab), OUTPUT_TOKENS)
+
+
+def test_all_ranks_hold_the_same_sums(model, monkeypatch):
+    """The residual stream is nowhere corrected: ranks that differ in a bit would drift apart."""
+    spec, folder, _ = model
+    sums: dict[int, list[torch.Tensor]] = {0: [], 1: [], 2: []}
+    plain = ThreadGroup.all_reduce
+
+    def recording(group: ThreadGroup, x: torch.Tensor) -> torch.Tensor:
+        total = plain(group, x)
+        sums[group.shard.rank].append(total.clone())
+        return total
+
+    monkeypatch.setattr(ThreadGroup, "all_reduce", recording)
+    steps(folder, 3, spec.vocab, dtype="bfloat16")
+    assert sums[0]
+    for ranks in zip(*sums.values(), strict=True):
+        assert all(torch.equal(ranks[0], other) for other in ranks[1:])
 
 
 @pytest.mark.parametrize("size", SIZES)
