@@ -55,17 +55,17 @@ def file_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def copy_hashed(source: IO[bytes], target: Path, max_bytes: int) -> str:
-    """Copy a stream to `target` and return its SHA-256. Raises ValueError beyond `max_bytes`."""
-    digest, copied = hashlib.sha256(), 0
-    with target.open("wb") as file:
-        while chunk := source.read(_CHUNK):
-            copied += len(chunk)
-            if copied > max_bytes:
-                raise ValueError(f"more than {max_bytes} bytes")
-            digest.update(chunk)
-            file.write(chunk)
-    return digest.hexdigest()
+def copy_hashed(
+    source: IO[bytes], target: IO[bytes], max_bytes: int, digest: hashlib._Hash
+) -> None:
+    """Append a stream to `target` and to `digest`. Raises ValueError beyond `max_bytes`."""
+    copied = 0
+    while chunk := source.read(_CHUNK):
+        copied += len(chunk)
+        if copied > max_bytes:
+            raise ValueError(f"more than {max_bytes} bytes")
+        digest.update(chunk)
+        target.write(chunk)
 
 
 def _read(folder: Path) -> dict[str, dict[str, Any]] | None:

