@@ -24,7 +24,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from workers.pull import default_cache_dir, pull
     from workers.sources import DEFAULT, SOURCES
 
     name = args.model or DEFAULT.name
@@ -35,6 +34,9 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             f"{name} is not open source: read {source.terms}, then pass --accept-terms"
         )
+    # Late: torch takes seconds to import, and a refusal must not pay for it.
+    from workers.pull import default_cache_dir, pull
+
     say = Timeline(lambda line: print(line, flush=True))
     folder = pull(source, default_cache_dir(), StageLines(say))
     say(f"the model is in {folder}")
