@@ -42,6 +42,9 @@ class Submit(msgspec.Struct, tag="submit", array_like=True, frozen=True):
     prompt_ids: TokenIds
     emitted_ids: TokenIds
     sampling: SamplingParams
+    tenant: Name = ""
+    priority: int = 0
+    ttft_objective_s: float | None = None
 
 
 class Abort(msgspec.Struct, tag="abort", array_like=True, frozen=True):

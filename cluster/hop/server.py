@@ -229,7 +229,12 @@ class HopServer:
             raise WireError(f"stream {message.stream}: token ids must be in [0, {vocab_size})")
         try:
             request = EngineRequest(
-                tuple(message.prompt_ids), message.sampling, tuple(message.emitted_ids)
+                tuple(message.prompt_ids),
+                message.sampling,
+                tuple(message.emitted_ids),
+                priority=message.priority,
+                tenant=message.tenant,
+                ttft_objective_s=message.ttft_objective_s,
             )
         except InvalidRequest as error:
             raise WireError(f"stream {message.stream}: {error}") from error

@@ -135,7 +135,13 @@ class Dispatcher:
                 retry_after_s=1.0,
             )
         # Refused here, not at the engine: prompt and max_tokens are the caller's to change.
-        engine_request = EngineRequest(request.prompt_ids, request.sampling)
+        engine_request = EngineRequest(
+            request.prompt_ids,
+            request.sampling,
+            priority=request.priority,
+            tenant=request.tenant,
+            ttft_objective_s=request.ttft_objective_s,
+        )
         if self._engines:
             check_fits(
                 engine_request, max(e.welcome.max_sequence_len for e in self._engines.values())
@@ -161,9 +167,7 @@ class Dispatcher:
         stream.place(Producer(engine.link, number, stream.log.open_epoch()))
         engine.streams[number] = stream
         chosen.submitted(number, len(stream.log.prompt_ids) + len(stream.log.emitted))
-        engine.link.send(
-            Submit(number, list(stream.log.prompt_ids), stream.log.emitted[:], stream.log.sampling)
-        )
+        engine.link.send(_submit(number, stream))
 
     def _replay(self, stream: ActiveStream, reason: str) -> None:
         """Continue the log on another engine (or the same one, if it is back)."""
@@ -299,6 +303,19 @@ class Dispatcher:
             self._fail(stream, InvalidRequest(violations))
         else:
             self._fail(stream, SequenceFailed(failure.reason))
+
+
+def _submit(number: int, stream: ActiveStream) -> Submit:
+    request, log = stream.request, stream.log
+    return Submit(
+        number,
+        list(log.prompt_ids),
+        log.emitted[:],
+        log.sampling,
+        tenant=request.tenant,
+        priority=request.priority,
+        ttft_objective_s=request.ttft_objective_s,
+    )
 
 
 def _status(engine: _Engine, now: float) -> EngineStatus:

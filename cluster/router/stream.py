@@ -16,11 +16,18 @@ class GenerationRequest:
     """A validated request: everything that decides which tokens come out.
 
     prompt_ids: at least one, each inside the vocabulary. sampling: fully resolved, seed included.
+    tenant: whose request it is; queues are per tenant, and tenants share no KV blocks. priority:
+    the larger goes first, in -1000 to 1000. session: requests of one session go to one engine where
+    the placement looks at it. ttft_objective_s: when its first token is wanted.
     """
 
     request_id: str
     prompt_ids: tuple[TokenId, ...]
     sampling: SamplingParams
+    tenant: str = ""
+    priority: int = 0
+    session: str = ""
+    ttft_objective_s: float | None = None
 
 
 class TokenBatch(NamedTuple):
