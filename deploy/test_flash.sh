@@ -14,5 +14,7 @@ shift
 PYTHON=${PYTHON:-python3} TORCH_VERSION=2.4.0 deploy/install.sh "$VENV" flash,test
 "$VENV/bin/headway" pull
 # What a worker computes, and how: the rest of the product does not touch torch.
+# One thread: this torch's OpenMP threads wait for each other on machines that do other things too.
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 HEADWAY_FLASH_PACKAGE=required exec "$VENV/bin/python" -m pytest \
     tests/unit/workers tests/contract tests/determinism tests/property tests/gpu "$@"

@@ -55,7 +55,12 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"]
     )
     group.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
-    group.add_argument("--attention-backend", default="auto", help="auto or the name of one")
+    group.add_argument(
+        "--attention-backend",
+        default="auto",
+        help="flash, triton, native or torch; auto takes the first that fits: flash, triton, torch "
+        "on a GPU, native, torch on a CPU",
+    )
     group.add_argument(
         "--max-num-batched-tokens",
         type=int,

@@ -65,6 +65,7 @@ class WorkerConfig:
 
     model: path of a Hugging Face folder. dtype: "auto" (as the weights were saved; fp16 becomes
     bf16 on CPU), "float32", "bfloat16" or "float16". device: "auto", "cpu" or "cuda".
+    attention_backend: "auto" or a name of workers/attention/registry.py.
     num_blocks: usable KV blocks, or None to take `kv_memory_share` of the free memory.
     threads: intra-op threads on CPU; more than one only pays on cores that nobody else uses.
     max_model_len: None takes the model's own limit. tensor_parallel_size: ranks that share the
