@@ -19,7 +19,7 @@ from tests.contract.attention_cases import MIXED, Case, Sequence, Shape, build_s
 from workers.attention import triton_backend
 from workers.attention.triton_backend import TritonAttention
 from workers.attention.triton_writer import load_kernels
-from workers.checkpoint.modelconfig import RopeScaling
+from workers.checkpoint.rope import RopeScaling
 from workers.layers.rotary import Rotary
 
 SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024}

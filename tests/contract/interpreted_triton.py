@@ -27,7 +27,7 @@ from workers.attention.backend import LayerCache
 from workers.attention.registry import BACKENDS
 from workers.attention.torch_backend import TorchAttention
 from workers.attention.triton_backend import TritonAttention
-from workers.checkpoint.modelconfig import RopeScaling
+from workers.checkpoint.rope import RopeScaling
 from workers.layers.rotary import Rotary
 
 FP32 = Case("triton", "cpu", torch.float32, 2e-5)

@@ -22,7 +22,7 @@ from tests.contract.attention_cases import (
 from workers.attention.backend import LayerCache
 from workers.attention.registry import BACKENDS
 from workers.attention.torch_backend import TorchAttention
-from workers.checkpoint.modelconfig import RopeScaling
+from workers.checkpoint.rope import RopeScaling
 from workers.layers.rotary import Rotary
 
 CASES = [
