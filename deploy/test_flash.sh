@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 VENV=$1
 shift
 
-PYTHON=${PYTHON:-python3} TORCH_VERSION=2.4.0 deploy/install.sh "$VENV" flash,test
+PYTHON=${PYTHON:-python3} TORCH_VERSION=2.4.0 deploy/install.sh "$VENV" flash,test,test-flash
 "$VENV/bin/headway" pull
 # What a worker computes, and how: the rest of the product does not touch torch.
 # One thread: this torch's OpenMP threads wait for each other on machines that do other things too.

@@ -2,8 +2,6 @@
 
 # A kernel is handed pointers, strides and sizes one by one.
 # ruff: noqa: PLR0913
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 
@@ -18,7 +16,7 @@ def find_sequence(cu_seqlens_q, num_seqs, unit, QUERIES: tl.constexpr):
     ceil(length / QUERIES) blocks, so the number of blocks follows from the number of tokens and
     of sequences alone: the host needs no lengths, and a captured launch fits every step.
     """
-    low = 0
+    low = tl.full([], 0, tl.int32)
     high = num_seqs
     while high - low > 1:
         middle = (low + high) // 2

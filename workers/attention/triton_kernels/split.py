@@ -3,8 +3,6 @@ keys of a sequence are shared out over several programs and their results put to
 
 # A kernel is handed pointers, strides and sizes one by one.
 # ruff: noqa: PLR0913
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -2,8 +2,6 @@
 
 # A kernel is handed pointers, strides and sizes one by one.
 # ruff: noqa: PLR0913
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 
