@@ -10,6 +10,11 @@ class EngineLoad(NamedTuple):
 
     waiting_tokens: tokens that the waiting sequences still have to compute before their next one.
     tokens_per_s: emitted tokens over the last seconds.
+    room: blocks that a newcomer may count on: free ones, less the watermark and what the running
+    sequences are still expected to take (the engine's own reservation).
+    step_s: seconds per step, smoothed. prefill_tokens: tokens still to be computed for running
+    sequences beyond their next one. held: (priority, blocks held by running sequences of it),
+    lowest priority first.
     """
 
     step: int
@@ -22,3 +27,7 @@ class EngineLoad(NamedTuple):
     emitted_tokens: int
     preemptions: int
     recomputed_tokens: int
+    room: int = 0
+    step_s: float = 0.0
+    prefill_tokens: int = 0
+    held: tuple[tuple[int, int], ...] = ()

@@ -28,6 +28,9 @@ class Reservation(Protocol):
         """running: those who run, those admitted earlier in this step included. pledged: blocks
         that the latter are about to take; they count as held, not as free."""
 
+    def committed(self, running: SequenceOf[Sequence], block_size: int) -> int:
+        """Blocks that the running sequences are expected to take beyond those that they hold."""
+
     def observe(self, sequence: Sequence) -> None:
         """A sequence has finished by itself (for policies that learn output lengths)."""
 
@@ -45,6 +48,9 @@ class OnDemand:
         promised = max(0, promised - pledged)
         return Demand(blocks_for(candidate.total, block_size) + promised, 0)
 
+    def committed(self, running: SequenceOf[Sequence], block_size: int) -> int:
+        return sum(_missing(s, block_size) for s in running)
+
     def observe(self, sequence: Sequence) -> None:
         """Of no account here."""
 
@@ -60,6 +66,9 @@ class KnownTokens:
     ) -> Demand:
         blocks = blocks_for(candidate.total, block_size)
         return Demand(blocks, blocks)
+
+    def committed(self, running: SequenceOf[Sequence], block_size: int) -> int:
+        return sum(_missing(s, block_size) for s in running)
 
     def observe(self, sequence: Sequence) -> None:
         """Of no account here."""
@@ -79,6 +88,9 @@ class WholeLife:
     ) -> Demand:
         blocks = blocks_for(candidate.max_total, block_size)
         return Demand(blocks, blocks)
+
+    def committed(self, running: SequenceOf[Sequence], block_size: int) -> int:
+        return sum(blocks_for(s.max_total, block_size) - len(s.blocks) for s in running)
 
     def observe(self, sequence: Sequence) -> None:
         """Of no account here."""
@@ -110,15 +122,14 @@ class EstimatedPeak:
         self, candidate: Sequence, running: SequenceOf[Sequence], block_size: int, pledged: int = 0
     ) -> Demand:
         take = blocks_for(candidate.total, block_size)
-        lives = [(self._remaining(s), s.total, len(s.blocks)) for s in running]
-        lives.append((self._remaining(candidate), candidate.total, 0))
-        lives.sort(reverse=True)
-        peak, totals = 0, 0
-        for count, (remaining, total, _) in enumerate(lives, 1):
-            totals += total
-            peak = max(peak, blocks_for(totals + count * remaining, block_size))
-        held = pledged + sum(blocks for _, _, blocks in lives)
-        return Demand(max(take, peak - held), take)
+        lives = [(self._remaining(s), s.total) for s in running]
+        lives.append((self._remaining(candidate), candidate.total))
+        held = pledged + sum(len(s.blocks) for s in running)
+        return Demand(max(take, _peak(lives, block_size) - held), take)
+
+    def committed(self, running: SequenceOf[Sequence], block_size: int) -> int:
+        lives = [(self._remaining(s), s.total) for s in running]
+        return max(0, _peak(lives, block_size) - sum(len(s.blocks) for s in running))
 
     def observe(self, sequence: Sequence) -> None:
         if len(self._outputs) == self.HISTORY:
@@ -135,6 +146,16 @@ class EstimatedPeak:
             return min(left, max(self.PRIOR, emitted))
         guess = self._ordered[first_longer + int(self.QUANTILE * (longer - 1))]
         return min(left, guess - emitted)
+
+
+def _peak(lives: list[tuple[int, int]], block_size: int) -> int:
+    """The most blocks held at any moment ahead. lives: (remaining output, tokens) per sequence."""
+    lives.sort(reverse=True)
+    peak, totals = 0, 0
+    for count, (remaining, total) in enumerate(lives, 1):
+        totals += total
+        peak = max(peak, blocks_for(totals + count * remaining, block_size))
+    return peak
 
 
 def _missing(sequence: Sequence, block_size: int) -> int:

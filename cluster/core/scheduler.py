@@ -167,6 +167,12 @@ class Scheduler:
     def sequences(self) -> list[Sequence]:
         return list(self._sequences.values())
 
+    def room(self) -> int:
+        """Blocks that a newcomer may count on: free ones, less the watermark and what the running
+        sequences are still expected to take; negative when too many are in. O(n log n)."""
+        committed = self._reservation.committed(self.running, self.config.block_size)
+        return self.kv.free - self.config.watermark_blocks - committed
+
     @property
     def in_flight(self) -> StepPlan | None:
         """The plan that waits for its commit."""

@@ -5,7 +5,9 @@ The thread in engine.loop drives it in real time, the simulator in virtual time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple, TypeAlias
 
 from cluster.core.errors import InvalidRequest
@@ -59,20 +61,59 @@ class StreamFailure(NamedTuple):
     invalid: list[tuple[str, str]]
 
 
+class WaitingStream(NamedTuple):
+    """A stream that has no blocks at present. tokens: to be computed before its next one, prompt
+    and emitted ones. preemptions, recomputed_tokens: as in StreamStats, so far. stalled_s: since it
+    could have gone on, with what it was stalled before; 0 for one that has not begun."""
+
+    key: StreamKey
+    tokens: int
+    preemptions: int
+    recomputed_tokens: int
+    stalled_s: float
+
+
 @dataclass(slots=True)
 class StepReport:
-    """All that a step (or a refusal between steps) has to tell the routers."""
+    """All that a step (or a refusal between steps) has to tell the routers. waiting: the first of
+    those who wait, in the order in which they would come in; routers may take them elsewhere."""
 
     load: EngineLoad
     tokens: list[StreamTokens]
     failures: list[StreamFailure]
+    waiting: list[WaitingStream] = field(default_factory=list)
+
+
+MAX_WAITING_TOLD = 32
+"""Of those who wait; who stands further back is told of when it has moved up."""
+SURVEY_PERIOD_S = 0.05
+_SMOOTHING = 0.2
+"""Weight of the newest step in step_s."""
+
+
+class _Survey(NamedTuple):
+    """Facts that take a look at every running sequence. at_s: when; running: how many there were.
+    room, prefill_tokens, held: as in EngineLoad."""
+
+    at_s: float
+    running: int
+    room: int
+    prefill_tokens: int
+    held: tuple[tuple[int, int], ...]
 
 
 class EngineCore:
-    """Maps streams to sequences and steps the scheduler. Owned by one thread."""
+    """Maps streams to sequences and steps the scheduler. Owned by one thread.
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    survey_period_s: how often room, prefill tokens and blocks held by priority are worked out anew
+    at most; infinite for callers that do not look at them.
+    """
+
+    def __init__(self, scheduler: Scheduler, survey_period_s: float = SURVEY_PERIOD_S) -> None:
         self.scheduler = scheduler
+        self._survey_period_s = survey_period_s
+        self._survey = _Survey(-math.inf, 0, 0, 0, ())
+        self._step_s = 0.0
         self._streams: dict[StreamKey, SequenceId] = {}
         self._keys: dict[SequenceId, StreamKey] = {}
         self._sequences: dict[SequenceId, Sequence] = {}
@@ -144,11 +185,28 @@ class EngineCore:
             failures.append(StreamFailure(self._keys[seq_id], reason, []))
             self._forget(seq_id)
         self._rate.add(now, len(tokens))
-        return StepReport(self.load(now), tokens, failures)
+        self._step_s += (_SMOOTHING if self._step_s else 1.0) * (result.elapsed_s - self._step_s)
+        return StepReport(self.load(now), tokens, failures, self.waiting(MAX_WAITING_TOLD, now))
+
+    def waiting(self, most: int, now: float) -> list[WaitingStream]:
+        """The first `most` of those who wait."""
+        if not len(self.scheduler.queue):
+            return []
+        return [
+            WaitingStream(
+                self._keys[s.seq_id],
+                s.total - s.computed,
+                s.preemptions,
+                s.recomputed,
+                s.stalled_s + (0.0 if s.stalled_since_s is None else now - s.stalled_since_s),
+            )
+            for s in islice(self.scheduler.queue, most)
+        ]
 
     def load(self, now: float) -> EngineLoad:
         scheduler = self.scheduler
         counters = scheduler.counters
+        survey = self._survey_at(now)
         return EngineLoad(
             step=counters.steps,
             blocks_free=scheduler.kv.free,
@@ -160,7 +218,27 @@ class EngineCore:
             emitted_tokens=counters.emitted_tokens,
             preemptions=counters.preemptions,
             recomputed_tokens=counters.recomputed_tokens,
+            room=survey.room,
+            step_s=self._step_s,
+            prefill_tokens=survey.prefill_tokens,
+            held=survey.held,
         )
+
+    def _survey_at(self, now: float) -> _Survey:
+        """Worked out anew once per period, and whenever somebody has come or gone."""
+        scheduler, known = self.scheduler, self._survey
+        running = len(scheduler.running)
+        fresh = now - known.at_s < self._survey_period_s and known.running == running
+        if not fresh and self._survey_period_s != math.inf:
+            held: dict[int, int] = {}
+            # Elsewhere nobody gives way to a larger priority.
+            ranked_running = scheduler.running if scheduler.queue.name == "priority" else ()
+            for sequence in ranked_running:
+                held[sequence.priority] = held.get(sequence.priority, 0) + len(sequence.blocks)
+            prefill = sum([s.remaining for s in scheduler.running]) - running
+            ranked = tuple(sorted(held.items()))
+            self._survey = _Survey(now, running, scheduler.room(), prefill, ranked)
+        return self._survey
 
     def _final_stats(self, seq_id: SequenceId) -> StreamStats:
         sequence = self._sequences[seq_id]

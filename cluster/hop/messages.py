@@ -18,7 +18,7 @@ from cluster.core.outcome import FinishReason
 from cluster.core.sampling import SamplingParams
 from cluster.engine.core import StreamStats
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_FRAME_BYTES = 16 << 20
 """Larger frames are refused before they are read: a prompt of 1M tokens takes 5 MiB."""
 
@@ -63,13 +63,16 @@ class Resume(msgspec.Struct, tag="resume", array_like=True, frozen=True):
 
 class Welcome(msgspec.Struct, tag="welcome", array_like=True, frozen=True):
     """epoch: grows with every start of an engine of this id; tokens of older epochs are void.
-    max_sequence_len: prompt + output tokens of one sequence at most, here."""
+    max_sequence_len: prompt + output tokens of one sequence at most, here. max_num_seqs,
+    max_num_batched_tokens: sequences at once and tokens per step at most."""
 
     version: int
     engine_id: Name
     epoch: int
     model: ModelInfo
     max_sequence_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
 
 
 class Goodbye(msgspec.Struct, tag="goodbye", array_like=True, frozen=True):
@@ -88,6 +91,14 @@ class Tokens(msgspec.Struct, tag="t", array_like=True, frozen=True):
     stats: StreamStats | None = None
 
 
+class WaitingPart(msgspec.Struct, tag="w", array_like=True, frozen=True):
+    """One of the router's streams that has no blocks at present (engine.core.WaitingStream)."""
+
+    stream: StreamId
+    tokens: int
+    preemptions: int
+
+
 class Failure(msgspec.Struct, tag="f", array_like=True, frozen=True):
     """A stream ends without a finish; `invalid` lists (field, description) of a refused request."""
 
@@ -100,6 +111,7 @@ class Frame(msgspec.Struct, tag="frame", array_like=True, frozen=True):
     """One step for one router; with no tokens it is a heartbeat.
 
     emit_s: Unix seconds at the engine. seen: the largest stream id whose Submit the load reflects.
+    waiting: the first of the router's streams that wait, in the engine's order.
     """
 
     epoch: int
@@ -108,6 +120,7 @@ class Frame(msgspec.Struct, tag="frame", array_like=True, frozen=True):
     seen: int
     tokens: list[Tokens]
     failures: list[Failure]
+    waiting: list[WaitingPart] = msgspec.field(default_factory=list)
 
 
 Up: TypeAlias = Hello | Submit | Abort | Pause | Resume

@@ -29,6 +29,7 @@ from cluster.hop.messages import (
     Submit,
     Tokens,
     Up,
+    WaitingPart,
     Welcome,
 )
 
@@ -49,6 +50,8 @@ class EngineIdentity:
     secret: str
     model: ModelInfo
     max_sequence_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
 
 
 class _Connection:
@@ -134,6 +137,10 @@ class HopServer:
         failures: dict[ConnectionId, list[Failure]] = {}
         for key, reason, invalid in report.failures:
             failures.setdefault(key.connection, []).append(Failure(key.stream, reason, invalid))
+        waiting: dict[ConnectionId, list[WaitingPart]] = {}
+        for key, count, preemptions, _, _ in report.waiting:
+            entry = WaitingPart(key.stream, count, preemptions)
+            waiting.setdefault(key.connection, []).append(entry)
         now, monotonic = time.time(), time.monotonic()
         for number, connection in self._connections.items():
             frame = Frame(
@@ -143,6 +150,7 @@ class HopServer:
                 seen=connection.seen,
                 tokens=tokens.get(number, []),
                 failures=failures.get(number, []),
+                waiting=waiting.get(number, []),
             )
             connection.send(frame, monotonic)
 
@@ -201,6 +209,8 @@ class HopServer:
             epoch=identity.epoch,
             model=identity.model,
             max_sequence_len=identity.max_sequence_len,
+            max_num_seqs=identity.max_num_seqs,
+            max_num_batched_tokens=identity.max_num_batched_tokens,
         )
         writer.write(codec.encode(welcome))
         self._connections[connection.number] = connection

@@ -70,6 +70,8 @@ class EngineService:
                 secret=options.secret,
                 model=info,
                 max_sequence_len=config.max_sequence_len,
+                max_num_seqs=config.max_num_seqs,
+                max_num_batched_tokens=config.max_num_batched_tokens,
             )
         )
         self.loop = EngineLoop(self._core(config), executor, self._server.publish, self._on_death)

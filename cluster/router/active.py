@@ -9,6 +9,7 @@ from collections.abc import Callable
 from cluster.core.errors import HeadwayError, SlowReader
 from cluster.core.outcome import FinishReason
 from cluster.engine.core import StreamStats
+from cluster.fleet.job import Job
 from cluster.fleet.token_log import TokenLog
 from cluster.hop.link import EngineLink
 from cluster.hop.messages import Tokens
@@ -43,6 +44,17 @@ class ActiveStream:
     ) -> None:
         self.request = request
         self.log = TokenLog(request.prompt_ids, request.sampling)
+        self.job = Job(
+            tokens=len(request.prompt_ids),
+            sequence_len=len(request.prompt_ids) + request.sampling.max_tokens,
+            tenant=request.tenant,
+            priority=request.priority,
+            session=request.session,
+            prompt_ids=request.prompt_ids,
+            ttft_objective_s=request.ttft_objective_s,
+        )
+        self.losses = 0
+        """How often the engine that worked on it was lost."""
         self.timing = StreamTiming()
         self.producer: Producer | None = None
         self.slow_since_s: float | None = None
@@ -65,15 +77,18 @@ class ActiveStream:
         """Nothing more will be produced for it."""
         return self._closed or self._error is not None or self.log.finish is not None
 
-    @property
-    def sequence_len(self) -> int:
-        return len(self.log.prompt_ids) + self.log.sampling.max_tokens
-
     def place(self, producer: Producer) -> None:
         """An engine takes the log over, from its next index on."""
         self.producer = producer
         # Once tokens have come, an engine has worked on it: no later one says how long it queued.
         self._placed_s = self._age() if not self.log.emitted else None
+
+    def displaced(self, preemptions: int) -> None:
+        """It leaves its engine unfinished, where it was preempted so often."""
+        self.producer = None
+        self.job.tokens = len(self.log.prompt_ids) + len(self.log.emitted)
+        self.timing.replays += 1
+        self.timing.preemptions += preemptions
 
     # -- the producer's side -------------------------------------------------------------------
 

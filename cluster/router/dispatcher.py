@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cluster.core.errors import (
     FieldViolation,
@@ -22,8 +22,11 @@ from cluster.core.errors import (
 )
 from cluster.core.modelinfo import ModelInfo
 from cluster.core.request import EngineRequest, check_fits
-from cluster.fleet.placement import LeastLoaded, Placement
-from cluster.fleet.snapshot import EngineSnapshot
+from cluster.fleet.dispatch import Fleet, FleetSettings
+from cluster.fleet.job import Job
+from cluster.fleet.placements.base import Placement
+from cluster.fleet.relief import Waiting
+from cluster.fleet.snapshot import EngineCapacity, EngineSnapshot
 from cluster.fleet.token_log import SequenceGap
 from cluster.hop.link import EngineLink, LinkSettings
 from cluster.hop.messages import Abort, Failure, Frame, Pause, Resume, Submit, Welcome
@@ -36,14 +39,14 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class DispatcherSettings:
     """max_streams: streams in flight at most; more are refused as overload.
-    engine_wait_s: how long a stream waits for an engine to appear (start, restart) before it fails.
+    fleet: gate (how long a stream may wait for an engine, among others) and relief.
     unread_limit: tokens a reader may leave unread before its sequence is paused, and
     slow_reader_s: how long it may stay so before the stream is ended.
     max_replays: moves to another engine at most, so that a request that kills engines ends.
     """
 
     max_streams: int = 1024
-    engine_wait_s: float = 60.0
+    fleet: FleetSettings = field(default_factory=FleetSettings)
     unread_limit: int = 512
     slow_reader_s: float = 30.0
     max_replays: int = 8
@@ -55,13 +58,23 @@ class _Engine:
     def __init__(self, link: EngineLink, welcome: Welcome) -> None:
         self.link = link
         self.welcome = welcome
-        self.snapshot = EngineSnapshot(welcome.engine_id, welcome.max_sequence_len)
+        self.snapshot = EngineSnapshot(
+            welcome.engine_id,
+            EngineCapacity(
+                welcome.max_sequence_len,
+                welcome.model.block_size,
+                welcome.model.num_blocks,
+                welcome.max_num_seqs,
+                welcome.max_num_batched_tokens,
+            ),
+        )
         self.streams: dict[int, ActiveStream] = {}
         self.next_stream = 1
 
 
 class Dispatcher:
-    """Implements TokenSource and LinkListener. Must be made inside its asyncio loop."""
+    """Implements TokenSource, LinkListener and, for the fleet's decisions, Courier. Must be made
+    inside its asyncio loop."""
 
     def __init__(
         self,
@@ -71,12 +84,14 @@ class Dispatcher:
     ) -> None:
         self.settings = settings or DispatcherSettings()
         self._link_settings = link_settings
-        self._placement = placement or LeastLoaded()
+        self.fleet = Fleet(self, placement, self.settings.fleet)
         self._links: dict[tuple[str, int], EngineLink] = {}
         self._engines: dict[EngineLink, _Engine] = {}
+        self._by_id: dict[str, _Engine] = {}
         self._active: set[ActiveStream] = set()
-        self._parked: dict[ActiveStream, float] = {}
-        """Streams without an engine, with the monotonic time at which they give up."""
+        self._of_job: dict[Job, ActiveStream] = {}
+        self._told_preemptions: dict[Job, int] = {}
+        """Of the streams that wait at the engine whose frame is being taken in."""
         self._model: ModelInfo | None = None
         self._closing = False
         self._watch = asyncio.create_task(self._watch_streams())
@@ -147,45 +162,63 @@ class Dispatcher:
                 engine_request, max(e.welcome.max_sequence_len for e in self._engines.values())
             )
         stream = ActiveStream(request, self._reader_left, self._reader_caught_up)
+        now = time.monotonic()
+        stream.job.arrival_s = now
         self._active.add(stream)
-        self._place(stream)
+        self._of_job[stream.job] = stream
+        try:
+            self.fleet.offer(stream.job, now)
+        except Overloaded:
+            self._let_go(stream)
+            raise
         return stream
 
-    def _place(self, stream: ActiveStream) -> None:
-        """Give the log to the best engine; park it when there is none."""
-        by_snapshot = {id(e.snapshot): e for e in self._engines.values()}
-        chosen = self._placement.choose(
-            (e.snapshot for e in self._engines.values()), stream.sequence_len
+    # -- Courier -------------------------------------------------------------------------------
+
+    def send(self, job: Job, engine: EngineSnapshot) -> int:
+        stream, target = self._of_job[job], self._by_id[engine.engine_id]
+        number = target.next_stream
+        target.next_stream += 1
+        stream.place(Producer(target.link, number, stream.log.open_epoch()))
+        target.streams[number] = stream
+        target.link.send(_submit(number, stream))
+        return number
+
+    def take_back(self, job: Job) -> None:
+        stream = self._of_job[job]
+        self._abort(stream)
+        stream.displaced(self._told_preemptions.get(job, 0))
+        logger.info(
+            "request %s moves to another engine at token %d: its own is out of blocks",
+            stream.request.request_id,
+            len(stream.log.emitted),
         )
-        if chosen is None:
-            stream.producer = None
-            self._parked[stream] = time.monotonic() + self.settings.engine_wait_s
+
+    def _abort(self, stream: ActiveStream) -> None:
+        """Free what the stream holds at its engine. Idempotent."""
+        producer, stream.producer = stream.producer, None
+        if producer is None:
             return
-        engine = by_snapshot[id(chosen)]
-        number = engine.next_stream
-        engine.next_stream += 1
-        stream.place(Producer(engine.link, number, stream.log.open_epoch()))
-        engine.streams[number] = stream
-        chosen.submitted(number, len(stream.log.prompt_ids) + len(stream.log.emitted))
-        engine.link.send(_submit(number, stream))
+        engine = self._engines.get(producer.link)
+        if engine is not None and engine.streams.pop(producer.stream, None) is not None:
+            producer.link.send(Abort(producer.stream))
 
     def _replay(self, stream: ActiveStream, reason: str) -> None:
         """Continue the log on another engine (or the same one, if it is back)."""
         if stream.over:
             return
-        if stream.timing.replays >= self.settings.max_replays:
-            self._fail(
-                stream, Unavailable(f"gave up after {stream.timing.replays} moves: {reason}")
-            )
+        if stream.losses >= self.settings.max_replays:
+            self._fail(stream, Unavailable(f"gave up after {stream.losses} lost engines: {reason}"))
             return
-        stream.timing.replays += 1
+        stream.losses += 1
+        stream.displaced(0)
         logger.info(
             "request %s is replayed from token %d: %s",
             stream.request.request_id,
             len(stream.log.emitted),
             reason,
         )
-        self._place(stream)
+        self.fleet.again(stream.job, time.monotonic())
 
     def _fail(self, stream: ActiveStream, error: HeadwayError) -> None:
         stream.fail(error)
@@ -194,13 +227,9 @@ class Dispatcher:
     def _let_go(self, stream: ActiveStream) -> None:
         """Free what the stream holds at its engine and here. Idempotent."""
         self._active.discard(stream)
-        self._parked.pop(stream, None)
-        producer, stream.producer = stream.producer, None
-        if producer is None:
-            return
-        engine = self._engines.get(producer.link)
-        if engine is not None and engine.streams.pop(producer.stream, None) is not None:
-            producer.link.send(Abort(producer.stream))
+        self._of_job.pop(stream.job, None)
+        self.fleet.drop(stream.job)
+        self._abort(stream)
 
     # -- readers -------------------------------------------------------------------------------
 
@@ -227,20 +256,26 @@ class Dispatcher:
         while True:
             await asyncio.sleep(0.1)
             now = time.monotonic()
-            for stream, gives_up_s in list(self._parked.items()):
-                if now >= gives_up_s:
-                    self._fail(stream, Unavailable(self._no_engine_reason()))
+            for job in self.fleet.overdue(now):
+                stream = self._of_job[job]
+                self._fail(stream, self._why_overdue(stream))
             for stream in list(self._active):
                 if stream.slow_since_s is not None:
                     stream.check_reader(now, self.settings.slow_reader_s)
                     if stream.over:
                         self._let_go(stream)
 
-    def _no_engine_reason(self) -> str:
-        waited = f"within {self.settings.engine_wait_s:.0f} s"
-        if self._engines:
-            return f"no engine that is large enough for this request came up {waited}"
-        return f"no engine came up {waited}; see `headway status`"
+    def _why_overdue(self, stream: ActiveStream) -> HeadwayError:
+        limit = self.settings.fleet.gate.queue_timeout_s
+        waited = f"within {limit:.0f} s"
+        if not self._engines:
+            return Unavailable(f"no engine came up {waited}; see `headway status`")
+        if not any(e.snapshot.can_hold(stream.job.sequence_len) for e in self._engines.values()):
+            return Unavailable(f"no engine that is large enough for this request came up {waited}")
+        return Overloaded(
+            f"queued at the router: no engine had room {waited}; try again later",
+            retry_after_s=limit / 10,
+        )
 
     # -- LinkListener --------------------------------------------------------------------------
 
@@ -253,13 +288,12 @@ class Dispatcher:
                 )
                 return
             logger.info("the fleet now serves %s", welcome.model.name)
-        self._engines[link] = _Engine(link, welcome)
+        engine = self._engines[link] = _Engine(link, welcome)
+        self._by_id[welcome.engine_id] = engine
         longest = max(e.welcome.max_sequence_len for e in self._engines.values())
         self._model = dataclasses.replace(welcome.model, max_model_len=longest)
         logger.info("engine %s (epoch %d) is connected", welcome.engine_id, welcome.epoch)
-        waiting, self._parked = list(self._parked), {}
-        for stream in waiting:
-            self._place(stream)
+        self.fleet.joined(engine.snapshot, time.monotonic())
 
     def on_frame(self, link: EngineLink, frame: Frame) -> None:
         engine = self._engines.get(link)
@@ -268,7 +302,6 @@ class Dispatcher:
         if frame.epoch != engine.welcome.epoch:
             link.disconnect(f"frame of epoch {frame.epoch}, welcome of {engine.welcome.epoch}")
             return
-        engine.snapshot.updated(frame.load, frame.seen)
         try:
             for part in frame.tokens:
                 stream = engine.streams.get(part.stream)
@@ -285,14 +318,31 @@ class Dispatcher:
             return
         for failure in frame.failures:
             self._take_failure(engine, failure)
+        self._hear(engine, frame)
+
+    def _hear(self, engine: _Engine, frame: Frame) -> None:
+        """What the frame says of the engine's load, and who of ours waits there."""
+        waiting: list[Waiting] = []
+        for part in frame.waiting:
+            stream = engine.streams.get(part.stream)
+            if stream is not None:
+                waiting.append(Waiting(stream.job, part.tokens))
+                self._told_preemptions[stream.job] = part.preemptions
+        engine_id = engine.welcome.engine_id
+        self.fleet.heard(engine_id, frame.load, frame.seen, waiting, time.monotonic())
+        self._told_preemptions.clear()
 
     def on_down(self, link: EngineLink, reason: str) -> None:
         engine = self._engines.pop(link, None)
         if engine is None:
             return
-        logger.warning("engine %s is lost: %s", engine.welcome.engine_id, reason)
+        engine_id = engine.welcome.engine_id
+        logger.warning("engine %s is lost: %s", engine_id, reason)
+        if self._by_id.get(engine_id) is engine:
+            del self._by_id[engine_id]
+            self.fleet.left(engine_id)
         for stream in list(engine.streams.values()):
-            self._replay(stream, f"engine {engine.welcome.engine_id} is lost ({reason})")
+            self._replay(stream, f"engine {engine_id} is lost ({reason})")
 
     def _take_failure(self, engine: _Engine, failure: Failure) -> None:
         stream = engine.streams.pop(failure.stream, None)

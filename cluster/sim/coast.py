@@ -19,7 +19,7 @@ from cluster.core.plan import StepPlan
 from cluster.core.prefix import NoPrefixCache
 from cluster.core.scheduler import Policies, Scheduler
 from cluster.core.sequence import Sequence
-from cluster.engine.core import EngineCore, StreamStats
+from cluster.engine.core import SURVEY_PERIOD_S, EngineCore, StreamStats
 
 COASTING_POLICIES = frozenset({"static", "dynamic", "continuous", "fused", "chunked"})
 """Each of them gives every running decode its token when there is nothing else to do."""
@@ -122,8 +122,10 @@ class Stretch(NamedTuple):
 class CoastingCore(EngineCore):
     """An EngineCore over a CoastingScheduler."""
 
-    def __init__(self, scheduler: CoastingScheduler) -> None:
-        super().__init__(scheduler)
+    def __init__(
+        self, scheduler: CoastingScheduler, survey_period_s: float = SURVEY_PERIOD_S
+    ) -> None:
+        super().__init__(scheduler, survey_period_s)
         self._coasting = scheduler
 
     def quiet(self, token: int) -> tuple[int, int, int]:

@@ -38,7 +38,8 @@ def engine_request(number: int, asked: SimRequest) -> EngineRequest:
         ids = [hash_id & _ID_MASK for hash_id in asked.hash_ids for _ in range(HASH_BLOCK)]
         ids += [number & _ID_MASK] * (length - len(ids))
         prompt = tuple(ids[:length])
-    return EngineRequest(prompt, _sampling(asked.output_length))
+    sampling = _sampling(asked.output_length)
+    return EngineRequest(prompt, sampling, priority=asked.priority, tenant=asked.tenant)
 
 
 @lru_cache(maxsize=1 << 16)

@@ -10,13 +10,14 @@ from typing import Any
 from cluster.core.config import SchedulerConfig
 from cluster.core.errors import ConfigError
 from cluster.core.policies import PolicyChoice
-from cluster.engine.core import EngineCore
+from cluster.engine.core import SURVEY_PERIOD_S, EngineCore
 from cluster.sim.coast import CoastingCore, CoastingScheduler
 from cluster.sim.costs.base import StepCost
 from cluster.sim.costs.hardware import Hardware
 from cluster.sim.costs.presets import ModelShape, find_hardware, find_model
 from cluster.sim.costs.roofline import RooflineCost, StepWork, check_tensor_parallel
 from cluster.sim.engine import SimEngine, Slowdown
+from cluster.sim.fleetchoice import FleetChoice
 from cluster.sim.metrics import Meter, Objectives, Summary
 from cluster.sim.simulation import Observer, Simulation
 from cluster.sim.workload import SimRequest, Synthetic
@@ -109,6 +110,7 @@ class Experiment:
     engines: int = 1
     objectives: Objectives = field(default_factory=Objectives)
     slowdown: Slowdown | None = None
+    fleet: FleetChoice = field(default_factory=FleetChoice)
 
     def __post_init__(self) -> None:
         if not 1 <= self.engines <= MAX_ENGINES:
@@ -131,16 +133,18 @@ class Experiment:
         """Runs it from the start, each time alike. coasting: take stretches of like steps at once,
         which gives the same times (sim.coast); an observed run takes every step by itself."""
         meter = meter or Meter(self.objectives)
+        # A survey costs more than a step's books, and only such fleets look at it.
+        survey_s = SURVEY_PERIOD_S if self.fleet.reacts else math.inf
         engines = [
             SimEngine(
                 f"engine-{i:04d}",
-                (CoastingCore if coasting else EngineCore)(self.setup.scheduler()),
+                (CoastingCore if coasting else EngineCore)(self.setup.scheduler(), survey_s),
                 self.cost,
                 self.slowdown,
             )
             for i in range(self.engines)
         ]
-        simulation = Simulation(engines, self.workload, meter, observer=observer)
+        simulation = Simulation(engines, self.workload, meter, self.fleet, observer)
         summary = simulation.run(progress)
         if not summary.requests:
             limit = self.setup.config().max_sequence_len

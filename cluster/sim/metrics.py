@@ -81,6 +81,7 @@ class Totals:
     preemptions: int = 0
     recomputed_tokens: int = 0
     preempted_requests: int = 0
+    moves: int = 0
     queue_s: float = 0.0
     end_s: float = 0.0
 
@@ -97,6 +98,8 @@ class Meter:
         self.ttft = Distribution()
         self.tpot = Distribution()
         self.itl = Distribution()
+        self.stall = Distribution()
+        """Seconds from a preemption to the step that went on, summed per preempted request."""
         self.records: dict[int, RequestRecord] = {}
         self._keep = keep
         self._live: dict[int, RequestRecord] = {}
@@ -187,6 +190,8 @@ class Meter:
         totals.met += record.meets(self.objectives)
         totals.preemptions += stats.preemptions
         totals.preempted_requests += stats.preemptions > 0
+        if stats.preemptions:
+            self.stall.add(stats.stalled_s)
         totals.recomputed_tokens += stats.recomputed_tokens
         totals.queue_s += stats.queue_s
         if tokens > 1:
@@ -202,6 +207,8 @@ class Summary:
     goodput_rps: requests per second that met every objective. recompute_percent: positions
     computed again, of all positions computed. utilisation_percent: engines' time spent in steps.
     prefix_hit_percent: positions found in the prefix cache, of those found or computed.
+    stall: of requests that were preempted, from preemption to the step that went on. moves: of
+    requests from engine to engine.
     """
 
     requests: int
@@ -226,6 +233,9 @@ class Summary:
     steps: int
     queue_mean_ms: float
     prefix_hit_percent: float
+    stall_p50_ms: float = 0.0
+    stall_max_ms: float = 0.0
+    moves: int = 0
 
 
 @dataclass(slots=True)
@@ -273,6 +283,9 @@ def summarise(meter: Meter, engines: EngineTotals) -> Summary:
             engines.prefix_hit_tokens, engines.prefix_hit_tokens + engines.computed_tokens
         ),
         queue_mean_ms=1e3 * totals.queue_s / totals.finished if totals.finished else 0.0,
+        stall_p50_ms=1e3 * meter.stall.percentiles((50,))[0] if totals.preempted_requests else 0.0,
+        stall_max_ms=1e3 * meter.stall.max if totals.preempted_requests else 0.0,
+        moves=totals.moves,
     )
 
 
@@ -294,6 +307,8 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
         ("goodput req/s", f"{s.goodput_rps:.3f}"),
         ("preemptions", f"{s.preemptions}"),
         ("recompute %", f"{s.recompute_percent:.2f}"),
+        ("stall P50 ms", f"{s.stall_p50_ms:.1f}"),
+        ("moves", f"{s.moves}"),
         ("prefix hits %", f"{s.prefix_hit_percent:.2f}"),
         ("utilisation %", f"{s.utilisation_percent:.1f}"),
         ("steps", f"{s.steps}"),

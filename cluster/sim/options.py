@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from cluster.sim.costs.base import StepCost
     from cluster.sim.engine import Slowdown
     from cluster.sim.experiment import EngineSetup, Experiment, Machine
+    from cluster.sim.fleetchoice import FleetChoice
     from cluster.sim.traces import Trace
     from cluster.sim.workload import Synthetic
 
@@ -89,6 +90,26 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--max-model-len", type=int, default=1 << 17, metavar="TOKENS")
     group.add_argument("--engines", type=int, default=1, metavar="N")
     group.add_argument(
+        "--placement",
+        default="least-loaded",
+        metavar="NAME",
+        help="least-loaded, least-outstanding, round-robin, power-of-two, prefix-affinity, "
+        "session-affinity, or skewed: 40/30/20/10 %% of the requests (default: %(default)s)",
+    )
+    group.add_argument(
+        "--binding",
+        default="eager",
+        metavar="NAME",
+        help="eager: wait at an engine; late: wait at the router (default: %(default)s)",
+    )
+    group.add_argument(
+        "--max-moves",
+        type=int,
+        default=0,
+        metavar="N",
+        help="relief: moves of one request to another engine when blocks run out (0: never)",
+    )
+    group.add_argument(
         "--hardware", default="h100", metavar="NAME", help="a100, h100, h200, b200, cpu"
     )
     group.add_argument(
@@ -119,6 +140,7 @@ def experiment_of(args: argparse.Namespace) -> Experiment:
         engines=args.engines,
         objectives=parse_objectives(args.slo),
         slowdown=_slowdown(args.slow_down),
+        fleet=_fleet(args),
     )
 
 
@@ -206,6 +228,14 @@ def _policies(args: argparse.Namespace, machine: Machine) -> PolicyChoice:
             copy_blocks_per_s=machine.hardware.host_link / block_bytes,
         )
     return PolicyChoice(**chosen)
+
+
+def _fleet(args: argparse.Namespace) -> FleetChoice:
+    from cluster.fleet.relief import ReliefSettings
+    from cluster.sim.fleetchoice import FleetChoice
+
+    relief = ReliefSettings(max_moves=args.max_moves)
+    return FleetChoice(args.placement, args.binding, relief, seed=args.seed)
 
 
 def _slowdown(text: str | None) -> Slowdown | None:

@@ -18,12 +18,15 @@ _MASK32 = 0xFFFFFFFF
 
 class SimRequest(NamedTuple):
     """arrival_s: since the start. Lengths in tokens, >= 1. hash_ids: one per 512 tokens of the
-    prompt, equal ids for an equal prefix; empty when nothing is known of the content."""
+    prompt, equal ids for an equal prefix; empty when nothing is known of the content. tenant,
+    priority: as in EngineRequest."""
 
     arrival_s: float
     input_length: int
     output_length: int
     hash_ids: tuple[int, ...] = ()
+    tenant: str = ""
+    priority: int = 0
 
 
 def _require_range(name: str, value: float, low: float, high: float) -> None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from cluster.core.plan import StepPlan
 from cluster.core.policies import PolicyChoice
 from cluster.core.sampling import SamplingParams
+from cluster.fleet.dispatch import FleetSettings
+from cluster.fleet.gate import GateSettings
 from cluster.hop.link import LinkSettings
 from cluster.hop.service import EngineOptions, EngineService
 from cluster.router.dispatcher import Dispatcher, DispatcherSettings
@@ -61,6 +63,11 @@ class Engine:
 
     async def stop(self) -> None:
         await self.service.stop("stopped by the test")
+
+
+def waits(seconds: float) -> FleetSettings:
+    """A fleet where nobody waits longer for an engine."""
+    return FleetSettings(gate=GateSettings(queue_timeout_s=seconds))
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ import pytest
 from cluster.core.errors import InvalidRequest, Overloaded, SlowReader, Unavailable
 from cluster.core.policies import BATCHING, PolicyChoice
 from cluster.hop import codec
-from cluster.hop.messages import Goodbye, Hello, Submit
+from cluster.hop.messages import PROTOCOL_VERSION, Goodbye, Hello, Submit
 from cluster.router.dispatcher import DispatcherSettings
 from tests.hop.support import (
     SECRET,
@@ -20,6 +20,7 @@ from tests.hop.support import (
     read_all,
     request,
     settled,
+    waits,
 )
 
 
@@ -161,7 +162,7 @@ def test_an_engine_whose_step_raises_is_left_at_once():
 
 def test_no_engine_within_the_wait_is_unavailable():
     async def scenario():
-        async with fleet(settings=DispatcherSettings(engine_wait_s=0.2)) as dispatcher:
+        async with fleet(settings=DispatcherSettings(fleet=waits(0.2))) as dispatcher:
             assert not dispatcher.ready()
             stream = await dispatcher.open(request(1))
             with pytest.raises(Unavailable, match="no engine came up within"):
@@ -258,14 +259,23 @@ def test_a_reader_that_never_reads_is_ended_by_name():
     run(scenario())
 
 
+V = PROTOCOL_VERSION
+
+
 @pytest.mark.parametrize(
     ("messages", "reason"),
     [
-        ([Hello(1, "r", "wrong")], "wrong cluster secret"),
+        ([Hello(V, "r", "wrong")], "wrong cluster secret"),
         ([Hello(99, "r", SECRET)], "version 99"),
         ([Submit(1, [1], [], request(1).sampling)], "must be a hello"),
-        ([Hello(1, "r", SECRET), Hello(1, "r", SECRET)], "second hello"),
-        ([Hello(1, "r", SECRET), Submit(1, [10_000], [], request(1).sampling)], "token ids"),
+        (
+            [Hello(V, "r", SECRET), Hello(V, "r", SECRET)],
+            "second hello",
+        ),
+        (
+            [Hello(V, "r", SECRET), Submit(1, [10_000], [], request(1).sampling)],
+            "token ids",
+        ),
     ],
 )
 def test_engine_refuses_what_is_not_the_protocol(messages, reason):

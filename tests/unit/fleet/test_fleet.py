@@ -1,4 +1,4 @@
-"""Token log, snapshots, placement and registry: pure, with made-up times."""
+"""Token log and registry: pure, with made-up times."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.core.load import EngineLoad
 from cluster.core.outcome import FinishReason
 from cluster.core.sampling import SamplingParams
-from cluster.fleet.placement import LeastLoaded
 from cluster.fleet.registry import EngineRecord, EngineRegistry
-from cluster.fleet.snapshot import EngineSnapshot
 from cluster.fleet.token_log import SequenceGap, TokenLog
 
 
@@ -79,53 +76,6 @@ def test_whatever_the_producers_do_the_log_is_a_prefix(data):
         assert it.emitted == truth[: len(it.emitted)]
         if epoch != it.epoch:
             assert fresh == 0
-
-
-def load(**values: int) -> EngineLoad:
-    gauges = {
-        "step": 1,
-        "blocks_free": 50,
-        "blocks_total": 100,
-        "running": 0,
-        "waiting": 0,
-        "waiting_tokens": 0,
-    } | values
-    return EngineLoad(
-        **gauges, tokens_per_s=0.0, emitted_tokens=0, preemptions=0, recomputed_tokens=0
-    )
-
-
-def test_a_snapshot_counts_what_is_on_the_way_until_a_frame_has_seen_it():
-    it = EngineSnapshot("a", 1000)
-    it.submitted(1, 100)
-    it.submitted(2, 50)
-    assert (it.streams, it.waiting_tokens) == (2, 150)
-    it.updated(load(running=1), seen=1)
-    assert (it.streams, it.waiting_tokens) == (2, 50)
-    it.updated(load(running=2, blocks_free=25), seen=2)
-    assert (it.streams, it.waiting_tokens) == (2, 0)
-    assert it.kv_use == 0.75
-
-
-def test_a_burst_between_two_frames_is_spread():
-    """Without the correction for what is on the way it would all go to one engine."""
-    engines = [EngineSnapshot(name, 1000) for name in "abcd"]
-    for engine in engines:
-        engine.updated(load(), seen=0)
-    for number in range(40):
-        chosen = LeastLoaded().choose(engines, 100)
-        assert chosen is not None
-        chosen.submitted(number, 10)
-    assert [e.streams for e in engines] == [10, 10, 10, 10]
-
-
-def test_placement_skips_engines_that_could_never_hold_the_sequence():
-    small, big = EngineSnapshot("a", 100), EngineSnapshot("b", 1000)
-    big.submitted(1, 5000)
-    assert LeastLoaded().choose([small, big], 500) is big
-    assert LeastLoaded().choose([small, big], 100) is small
-    assert LeastLoaded().choose([small, big], 5000) is None
-    assert LeastLoaded().choose([], 1) is None
 
 
 def test_leases_expire_and_are_renewed():
