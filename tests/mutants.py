@@ -37,7 +37,7 @@ MUTANTS = [
     Mutant(
         "computed kept after preemption",
         "core/kvspace.py",
-        "        self._give_back(sequence.surrender())\n        sequence.computed = 0\n",
+        "        self._give_back(sequence.surrender())\n        sequence.hold(0)\n",
         "        self._give_back(sequence.surrender())\n",
     ),
     Mutant(
@@ -55,13 +55,13 @@ MUTANTS = [
     Mutant(
         "blocks freed while a step writes to them",
         "core/kvspace.py",
-        "            self._pending.extend(blocks)",
+        "            self._pending.append((self._launched, blocks))",
         "            self.pool.release(blocks)",
     ),
     Mutant(
         "pending blocks never freed",
         "core/kvspace.py",
-        "            self.pool.release(self._pending)\n",
+        "            self.pool.release(due)\n",
         "",
     ),
     Mutant(
@@ -85,20 +85,20 @@ MUTANTS = [
     Mutant(
         "samples one token early",
         "core/scheduler.py",
-        "count, end == len(sequence.tokens), new_blocks))",
-        "count, end >= len(sequence.tokens) - 1, new_blocks))",
+        "samples = end == len(sequence.tokens)\n            rows.append(Row(sequence.seq_id, start, count, samples, new_blocks))",
+        "samples = end >= len(sequence.tokens) - 1\n            rows.append(Row(sequence.seq_id, start, count, samples, new_blocks))",
     ),
     Mutant(
         "token of a sequence that left is kept",
         "core/scheduler.py",
-        "            if sequence.state is not State.RUNNING:\n                continue\n            computed",
-        "            computed",
+        "            if sequence.state is not State.RUNNING or sequence.admission > flight.admissions:",
+        "            if sequence.admission > flight.admissions:",
     ),
     Mutant(
         "one token too many",
         "core/scheduler.py",
-        "elif total >= sequence.max_total:",
-        "elif total > sequence.max_total:",
+        "elif end + 1 >= sequence.max_total:",
+        "elif end >= sequence.max_total:",
     ),
     Mutant(
         "min_tokens off by one",
@@ -109,8 +109,8 @@ MUTANTS = [
     Mutant(
         "index counts the prompt's last token",
         "core/scheduler.py",
-        "            index = total - sequence.prompt_len - 1\n",
-        "            index = total - sequence.prompt_len\n",
+        "            index = end - sequence.prompt_len\n",
+        "            index = end - sequence.prompt_len + 1\n",
     ),
     Mutant(
         "a newcomer after a preemption in the same step",
@@ -175,8 +175,8 @@ MUTANTS = [
     Mutant(
         "a block is published before it is full",
         "core/prefix.py",
-        "        full = sequence.computed // self._block_size\n",
-        "        full = -(-sequence.computed // self._block_size)\n",
+        "        full = sequence.settled // self._block_size\n",
+        "        full = -(-sequence.settled // self._block_size)\n",
     ),
     Mutant(
         "the hash covers the block but not what precedes it",
@@ -199,8 +199,8 @@ MUTANTS = [
     Mutant(
         "the copy holds one token less than is counted",
         "core/kvspace.py",
-        "        sequence.computed += partial.tokens\n",
-        "        sequence.computed += partial.tokens + 1\n",
+        "        sequence.hold(sequence.computed + partial.tokens)\n",
+        "        sequence.hold(sequence.computed + partial.tokens + 1)\n",
     ),
     Mutant(
         "swapped-in blocks in the wrong order",

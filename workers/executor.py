@@ -49,6 +49,10 @@ class LocalExecutor:
     def info(self) -> ModelInfo:
         return self._info
 
+    @property
+    def pipeline_depth(self) -> int:
+        return 1
+
     def submit(self, plan: StepPlan) -> FinishedStep:
         """Run the step. Raises RuntimeError for a malformed plan and after `close`."""
         if self._shard is None:

@@ -9,7 +9,7 @@ from cluster.core.errors import InvariantViolation
 from cluster.core.lifecycle import State
 from cluster.core.plan import StepPlan
 from cluster.core.scheduler import Scheduler
-from cluster.core.sequence import Sequence
+from cluster.core.sequence import UNKNOWN_TOKEN, Sequence
 
 
 def check_scheduler(scheduler: Scheduler) -> None:
@@ -101,6 +101,9 @@ def _check_states(scheduler: Scheduler) -> None:
         if fault:
             name = f"sequence {sequence.seq_id} ({sequence.state.value})"
             raise InvariantViolation(f"{name} {fault}")
+    if scheduler.in_flight is None:
+        behind = [s.seq_id for s in running if s.settled != s.computed]
+        _require(not behind, f"sequences {behind[:5]} count on a step, but none is in flight")
     _check_order(scheduler)
 
 
@@ -118,6 +121,10 @@ def _fault(sequence: Sequence, places: int, config: SchedulerConfig) -> str:
         return f"has computed {sequence.computed} of {len(sequence.tokens)}"
     if not runs and not swapped and sequence.computed:
         return "kept a computed count"
+    if not sequence.settled <= sequence.computed:
+        return f"has settled {sequence.settled}, beyond what is computed"
+    if not runs and (sequence.settled != sequence.computed or UNKNOWN_TOKEN in sequence.tokens):
+        return "still counts on a step in flight"
     if runs and sequence.computed > len(sequence.blocks) * config.block_size:
         return f"has computed {sequence.computed}, beyond its blocks"
     if sequence.preemptions > config.max_preemptions:
@@ -139,7 +146,8 @@ def _check_order(scheduler: Scheduler) -> None:
 
 
 def _check_decodes_served(plan: StepPlan, scheduler: Scheduler, planned: set[int]) -> None:
-    decodes = [s for s in scheduler.running if s.remaining == 1]
+    # One whose last token is in flight has nothing left to compute.
+    decodes = [s for s in scheduler.running if s.remaining == 1 and s.total < s.max_total]
     unserved = [s.seq_id for s in decodes if s.seq_id not in planned]
     _require(
         not unserved or plan.num_decodes >= plan.budget,

@@ -32,8 +32,14 @@ class PrefixPolicy(Protocol):
 class KvSpace:
     """Gives blocks to sequences and takes them back. The only one to touch the pool.
 
-    While a step is in flight, blocks given back stay out of the pool until settle(): the step
-    still writes to them.
+    Blocks given back while steps are in flight stay out of the pool until the newest of these is
+    settled: they still write to them. For an executor that keeps its promise this is more than is
+    needed: steps take effect in the order of their plans, so whoever is given such a block in a
+    later plan writes to it after they did. But a write that comes late, of a sequence that is gone,
+    must not depend on anybody's order to do no harm, and blocks come back one step later at most.
+    It never is a write to what others share either: a step whose result is passed over writes at
+    or after its sequence's `settled`, and only whole blocks before that, and positions of the
+    prompt before that, are published.
     """
 
     def __init__(
@@ -48,8 +54,10 @@ class KvSpace:
         self.prefix = prefix or NoPrefixCache()
         self.preemption = preemption or Recompute()
         self._host_free = list(range(self.preemption.host_blocks - 1, -1, -1))
-        self._step_in_flight = False
-        self._pending: list[BlockId] = []
+        self._launched = 0
+        self._settled = 0
+        self._pending: list[tuple[int, list[BlockId]]] = []
+        """(step, blocks that come back when it is settled), oldest first."""
         self._copies: list[BlockCopy] = []
         self._swap_out: list[BlockCopy] = []
         self._swap_in: list[BlockCopy] = []
@@ -61,8 +69,8 @@ class KvSpace:
 
     @property
     def pending(self) -> list[BlockId]:
-        """Blocks that become free at the commit of the step in flight."""
-        return list(self._pending)
+        """Blocks that become free when the steps in flight are committed."""
+        return [block for _, blocks in self._pending for block in blocks]
 
     @property
     def host_used(self) -> int:
@@ -97,7 +105,7 @@ class KvSpace:
         """Begin a sequence with blocks that others have computed."""
         self.pool.retain(hits)
         sequence.grant(hits, self.block_size)
-        sequence.computed = len(hits) * self.block_size
+        sequence.hold(len(hits) * self.block_size)
         sequence.published = len(hits)
 
     def grow(self, sequence: Sequence, blocks: int) -> list[BlockId]:
@@ -124,25 +132,26 @@ class KvSpace:
         """The block after the shared ones starts as a copy of another sequence's."""
         target = sequence.blocks[sequence.computed // self.block_size]
         self._copies.append(BlockCopy(partial.block, target))
-        sequence.computed += partial.tokens
+        sequence.hold(sequence.computed + partial.tokens)
 
     # -- leaving -------------------------------------------------------------------------------
 
     def drop(self, sequence: Sequence) -> None:
         """Take everything the sequence holds, in the pool and in host memory."""
         self._give_back(sequence.surrender())
-        sequence.computed = 0
+        sequence.hold(0)
         self._host_free.extend(sequence.host_blocks)
         sequence.host_blocks = []
 
     def evict(self, victim: Sequence) -> bool:
-        """Free a victim's blocks; True if its KV went to host memory instead of being lost."""
+        """Free a victim's blocks; True if its KV went to host memory instead of being lost. Only
+        while no step is in flight, so that what it frees is there for who needs it."""
+        if self._launched > self._settled:
+            raise InvariantViolation("a victim is evicted while a step is in flight")
         used = blocks_for(victim.computed, self.block_size)
         if not 0 < used <= len(self._host_free) or not self.preemption.swaps(victim):
             self.drop(victim)
             return False
-        if self._step_in_flight:
-            raise InvariantViolation("a victim is evicted while a step is in flight")
         victim.host_blocks = [self._host_free.pop() for _ in range(used)]
         for block, host in zip(victim.blocks, victim.host_blocks, strict=False):
             self._swap_out.append(BlockCopy(block, host))
@@ -150,8 +159,8 @@ class KvSpace:
         return True
 
     def _give_back(self, blocks: list[BlockId]) -> None:
-        if self._step_in_flight:
-            self._pending.extend(blocks)
+        if self._launched > self._settled:
+            self._pending.append((self._launched, blocks))
         else:
             self.pool.release(blocks)
 
@@ -162,11 +171,12 @@ class KvSpace:
         plan.swap_out, self._swap_out = self._swap_out, []
         plan.swap_in, self._swap_in = self._swap_in, []
         plan.copies, self._copies = self._copies, []
-        self._step_in_flight = True
+        self._launched = plan.step
 
-    def settle(self) -> None:
-        """The step in flight is done: what it still used is free now."""
-        self._step_in_flight = False
-        if self._pending:
-            self.pool.release(self._pending)
-            self._pending = []
+    def settle(self, step: int) -> None:
+        """The oldest step in flight is done: what only it still used is free now."""
+        self._settled = step
+        due = [block for until, blocks in self._pending if until <= step for block in blocks]
+        if due:
+            self.pool.release(due)
+            self._pending = [(until, blocks) for until, blocks in self._pending if until > step]

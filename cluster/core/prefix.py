@@ -110,15 +110,15 @@ class PrefixCache:
             return False
         wanted = sequence.chain[hits]
         return any(
-            len(other.chain) > hits and other.chain[hits] == wanted and other.remaining > 1
+            len(other.chain) > hits and other.chain[hits] == wanted and other.unsettled > 1
             for other in running
         )
 
     def publish(self, sequence: Sequence, pool: BlockPool) -> None:
-        """Make blocks that have become full known to others."""
-        if sequence.computed == sequence.prompt_len:
+        """Make blocks that have become full known to others: as far as the ids are known."""
+        if sequence.settled == sequence.prompt_len:
             self._publish_end(sequence, pool)
-        full = sequence.computed // self._block_size
+        full = sequence.settled // self._block_size
         if full <= sequence.published:
             return
         self._extend_chain(sequence, full)

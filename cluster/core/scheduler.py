@@ -1,12 +1,21 @@
-"""The scheduler: plan a step, commit its result. One plan is out at a time.
+"""The scheduler: plan a step, commit its result. The next step may be planned before that.
 
 It knows no prefill and no decode phase. Every sequence has `computed` and `total` tokens, and a
 step lets it catch up by some number of them. All choices are policies given at construction.
+
+A plan counts as carried out from the moment it is made: `computed` moves on, and the tokens that it
+samples are there, though nobody knows their ids yet. So the next plan is made by the same rules
+whether the step before is done or not; the executor fills in the ids, being the first to know them.
+What ids decide lags behind: a sequence that stops by a token has one more row in the step planned
+meanwhile, whose result is passed over. What needs blocks back (preemption, the end of a batch's
+padding) waits until no step is in flight: a victim never has a row under way.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from cluster.core.admission import Admission, Verdict
 from cluster.core.batching.base import BatchingPolicy
@@ -26,8 +35,12 @@ from cluster.core.queues.base import WaitingQueue
 from cluster.core.queues.fcfs import FcfsQueue
 from cluster.core.request import EngineRequest
 from cluster.core.reserve import EstimatedPeak, Reservation
-from cluster.core.sequence import Sequence
+from cluster.core.sequence import UNKNOWN_TOKEN, Sequence
 from cluster.core.victims import NewestArrival, VictimPolicy
+
+MAX_IN_FLIGHT = 2
+"""Plans that wait for their commit at once. With more, stop checks would lag by more."""
+_LAG = "a step in flight has to be committed first"
 
 
 @dataclass(slots=True)
@@ -56,6 +69,8 @@ class Counters:
     recomputed_tokens: int = 0
     prefix_hit_tokens: int = 0
     padded_tokens: int = 0
+    wasted_rows: int = 0
+    """Rows whose sequence had left, or had stopped in the step before, when their result came."""
     stalled_s: float = 0.0
     """Seconds that preempted sequences waited to come in again, summed over sequences."""
 
@@ -72,6 +87,15 @@ class Committed:
     failures: list[tuple[SequenceId, str]]
     logprobs: dict[SequenceId, TokenLogprob] = field(default_factory=dict)
     prompt_logprobs: dict[SequenceId, list[TokenLogprob]] = field(default_factory=dict)
+
+
+class _Flight(NamedTuple):
+    """A plan that waits for its commit. shares: (sequence, tokens) of its rows, padding left out.
+    admissions: how many there had been; a sequence with a newer one came in again since."""
+
+    plan: StepPlan
+    shares: list[tuple[Sequence, int]]
+    admissions: int
 
 
 class Scheduler:
@@ -106,8 +130,7 @@ class Scheduler:
         self._turn = 0
         self._admissions = 0
         self._arrivals_closed = False
-        self._in_flight: StepPlan | None = None
-        self._shares: list[tuple[Sequence, int]] = []
+        self._flights: deque[_Flight] = deque()
         self._released: list[SequenceId] = []
 
     # -- requests ------------------------------------------------------------------------------
@@ -175,19 +198,24 @@ class Scheduler:
 
     @property
     def in_flight(self) -> StepPlan | None:
-        """The plan that waits for its commit."""
-        return self._in_flight
+        """The oldest plan that waits for its commit."""
+        return self._flights[0].plan if self._flights else None
 
     # -- a step --------------------------------------------------------------------------------
 
     def plan(self, now: float) -> StepPlan | None:
-        """The next step, or None when nothing can run; `wait_cause` then names why."""
-        if self._in_flight is not None:
-            raise InvariantViolation(f"step {self._in_flight.step} is not committed yet")
+        """The next step, or None when nothing can run; `wait_cause` then names why. With a step in
+        flight None may also mean that its result is needed first."""
+        if len(self._flights) == MAX_IN_FLIGHT:
+            raise InvariantViolation(f"step {self._flights[0].plan.step} is not committed yet")
         self._end_batch()
         self._now = now
-        self._preempt_for_rank()
-        draft, admissions = self._draft_with_room(now)
+        self.next_wake_s = None
+        composed = self._draft_with_room(now) if self._preempt_for_rank() else None
+        if composed is None:
+            self.wait_cause = _LAG
+            return None
+        draft, admissions = composed
         self.wait_cause = draft.cause or admissions.cause
         self.next_wake_s = draft.wake_s
         if not draft.shares and not draft.starts:
@@ -200,22 +228,22 @@ class Scheduler:
         self._admit(admissions, plan, now)
         self._fill(draft, plan)
         self.kv.launch(plan)
-        self._in_flight = plan
+        self._flights.append(_Flight(plan, draft.shares + draft.starts, self._admissions))
         return plan
 
     def commit(self, result: StepResult) -> Committed:
-        """Take over what the step computed. Sequences that left meanwhile are passed over."""
-        plan = self._in_flight
-        if plan is None or plan.step != result.step:
+        """Take over what the oldest step in flight computed. Sequences that left meanwhile are
+        passed over."""
+        if not self._flights or self._flights[0].plan.step != result.step:
             raise InvariantViolation(f"result of step {result.step} has no plan in flight")
-        self._in_flight = None
-        self.kv.settle()
+        flight = self._flights.popleft()
+        plan = flight.plan
+        self.kv.settle(plan.step)
         self.budget.observe(plan, result.elapsed_s)
         for seq_id, scored in result.prompt_logprobs.items():
             if (sequence := self._sequences.get(seq_id)) is not None:
                 sequence.take_prompt_logprobs(scored)
-        committed = self._apply_rows(plan, result)
-        self._shares = []
+        committed = self._apply_rows(flight, result)
         self._end_batch()
         self.counters.computed_tokens += plan.num_tokens
         self.counters.emitted_tokens += len(committed.outcomes)
@@ -223,18 +251,24 @@ class Scheduler:
 
     # -- planning ------------------------------------------------------------------------------
 
-    def _draft_with_room(self, now: float) -> tuple[StepDraft, AdmissionRound]:
-        """A draft that the pool can carry; preempts one victim at a time until it can.
+    def _draft_with_room(self, now: float) -> tuple[StepDraft, AdmissionRound] | None:
+        """A draft that the pool can carry; preempts one victim at a time until it can. None if that
+        has to wait for the steps in flight.
 
         After a preemption nobody comes in within the same step: the freed blocks are for those
         who run, and the victim must not bounce straight back.
         """
+        if self._flights and self.batching.keeps_rows and not self._unfinished():
+            # The batch is over when its last tokens are here; until then none may start.
+            return None
         waiting: WaitingQueue | tuple[()] = self.queue
         while True:
             draft, admissions = self._compose(waiting, now)
             if draft.needed + admissions.taken <= self.kv.free:
                 return draft, admissions
             if draft.needed > self.kv.free:
+                if self._flights:
+                    return None
                 self._make_room()
             waiting = ()
 
@@ -242,16 +276,24 @@ class Scheduler:
         self, waiting: WaitingQueue | tuple[()], now: float
     ) -> tuple[StepDraft, AdmissionRound]:
         admissions = AdmissionRound(self._admission, waiting, self.running, self.kv)
+        running = self._unfinished()
         draft = StepDraft(
-            self.running,
+            running,
             self.padding,
             Queued(len(self.queue), self.queue.peek(), self._arrivals_closed),
-            (self.budget.tokens(self.running, self.queue.tokens), self.config.block_size),
+            (self.budget.tokens(running, self.queue.tokens), self.config.block_size),
             admissions,
             now,
         )
         self.batching.compose(draft)
         return draft, admissions
+
+    def _unfinished(self) -> list[Sequence]:
+        """Those who run, but for those whose last token is in flight: they need no further step,
+        yet hold their blocks and their place until it is here."""
+        if not self._flights:
+            return self.running
+        return [s for s in self.running if len(s.tokens) < s.max_total]
 
     def _make_room(self) -> None:
         """Free some blocks: those that nobody will read again first, else a victim's."""
@@ -268,21 +310,25 @@ class Scheduler:
         lowest = min(s.priority for s in candidates)
         return self._victims.choose([s for s in candidates if s.priority == lowest])
 
-    def _preempt_for_rank(self) -> None:
-        """Let the head of the queue in by preempting those whom it outranks, if that is enough."""
+    def _preempt_for_rank(self) -> bool:
+        """Let the head of the queue in by preempting those whom it outranks, if that is enough.
+        False if it has to wait for the steps in flight."""
         head = self.queue.peek()
         if head is None or not self.running:
-            return
+            return True
         outranked = [
             s
             for s in self.running
             if self.queue.outranks(head, s) and not self._admission.is_protected(s)
         ]
         while outranked and self._fits(head, outranked) and not self._fits(head, []):
+            if self._flights:
+                return False
             lowest = min(s.priority for s in outranked)
             victim = self._victims.choose([s for s in outranked if s.priority == lowest])
             outranked.remove(victim)
             self._preempt(victim)
+        return True
 
     def _fits(self, head: Sequence, without: list[Sequence]) -> bool:
         """Whether `head` could come in if those of `without` were gone."""
@@ -347,21 +393,30 @@ class Scheduler:
             self.counters.stalled_s += now - since
 
     def _fill(self, draft: StepDraft, plan: StepPlan) -> None:
-        """Turn shares into rows, decodes first, and take the blocks they need."""
+        """Turn shares into rows, decodes first, take the blocks they need, and count them as
+        done."""
         rows, turn, num_tokens = plan.rows, self._turn, 0
         grow_to = self.kv.grow_to
         for sequence, count in draft.shares:
             start = sequence.computed
             end = start + count
             new_blocks: list[BlockId] = [] if end <= sequence.capacity else grow_to(sequence, end)
-            rows.append(Row(sequence.seq_id, start, count, end == len(sequence.tokens), new_blocks))
+            samples = end == len(sequence.tokens)
+            rows.append(Row(sequence.seq_id, start, count, samples, new_blocks))
+            sequence.computed = end
+            if samples:
+                sequence.tokens.append(UNKNOWN_TOKEN)
             turn += 1
             sequence.turn = turn
             num_tokens += count
         for sequence, count in draft.starts:
             start = sequence.computed
-            samples = start + count == len(sequence.tokens)
+            end = start + count
+            samples = end == len(sequence.tokens)
             rows.append(Row(sequence.seq_id, start, count, samples, sequence.blocks[:]))
+            sequence.computed = end
+            if samples:
+                sequence.tokens.append(UNKNOWN_TOKEN)
             turn += 1
             sequence.turn = turn
             num_tokens += count
@@ -369,7 +424,6 @@ class Scheduler:
             # Its last position once more: the cost of a decode, and nothing changes.
             rows.append(Row(member.seq_id, member.computed - 1, 1, False, []))
         self._turn = turn
-        self._shares = draft.shares + draft.starts
         self.counters.padded_tokens += len(draft.pads)
         plan.num_tokens = num_tokens + len(draft.pads)
         for row in rows:
@@ -379,33 +433,34 @@ class Scheduler:
 
     # -- committing ----------------------------------------------------------------------------
 
-    def _apply_rows(self, plan: StepPlan, result: StepResult) -> Committed:
+    def _apply_rows(self, flight: _Flight, result: StepResult) -> Committed:
         committed = Committed([], [])
         outcomes, failures = committed.outcomes, committed.failures
         tokens = iter(result.token_ids)
         publish, pool, block_size = self.kv.prefix.publish, self.kv.pool, self.kv.block_size
         left = False
-        for (sequence, count), row in zip(self._shares, plan.rows, strict=False):
+        for (sequence, count), row in zip(flight.shares, flight.plan.rows, strict=False):
             token = next(tokens) if row.samples else None
-            if sequence.state is not State.RUNNING:
+            if sequence.state is not State.RUNNING or sequence.admission > flight.admissions:
+                self.counters.wasted_rows += 1
                 continue
-            computed = sequence.computed = sequence.computed + count
-            if computed % block_size < count or computed == sequence.prompt_len:
+            end = sequence.settled = row.start + count
+            if end % block_size < count or end == sequence.prompt_len:
                 publish(sequence, pool)
             if token is None:
                 continue
             if token < 0:
                 reason = result.failed.get(sequence.seq_id, "the model gave no token")
                 failures.append((sequence.seq_id, reason))
+                sequence.rewind()
                 left = self._finish(sequence)
                 continue
-            sequence.tokens.append(token)
-            total = len(sequence.tokens)
-            index = total - sequence.prompt_len - 1
+            sequence.tokens[end] = token
+            index = end - sequence.prompt_len
             finish: FinishReason | None = None
             if token in sequence.stop_ids and index + 1 >= sequence.sampling.min_tokens:
                 finish = FinishReason.STOP
-            elif total >= sequence.max_total:
+            elif end + 1 >= sequence.max_total:
                 finish = FinishReason.LENGTH
             outcomes.append(Outcome(sequence.seq_id, index, token, finish))
             if result.logprobs and sequence.seq_id in result.logprobs:
@@ -413,6 +468,7 @@ class Scheduler:
             if index == 0 and sequence.prompt_logprobs:
                 committed.prompt_logprobs[sequence.seq_id] = sequence.prompt_logprobs
             if finish is not None:
+                sequence.rewind()
                 self._reservation.observe(sequence)
                 left = self._finish(sequence)
         if left:
@@ -451,6 +507,7 @@ class Scheduler:
         before = sequence.state
         sequence.apply(event)
         if before is State.RUNNING:
+            sequence.rewind()
             self.running.remove(sequence)
             self._released.append(sequence.seq_id)
             self._charge(sequence)

@@ -8,15 +8,21 @@ from cluster.core.plan import PromptLogprobs, TokenLogprob
 from cluster.core.request import EngineRequest
 from cluster.core.sampling import SamplingParams
 
+UNKNOWN_TOKEN: TokenId = -1
+"""Stands in `Sequence.tokens` for a token that a step in flight will sample."""
+
 
 class Sequence:
     """Mutable state of one request on one engine. Owned by the scheduler alone.
 
     tokens: prompt + emitted ids. computed: positions whose KV is in `blocks` (`host_blocks` while
     swapped out); always less than len(tokens), since the newest token's KV is computed by the step
-    that samples the next one. capacity: positions that `blocks` hold. rank: arrival order;
-    the smaller goes first. admission: number of its newest admission, over all sequences.
-    turn: number of its newest share, over all sequences and steps; the smallest waits longest.
+    that samples the next one. Both run ahead of what is known: a step in flight counts as done, and
+    the tokens that it samples stand in `tokens` as UNKNOWN_TOKEN. settled: `computed` without the
+    steps in flight; all ids below it are known. capacity: positions that `blocks` hold. rank:
+    arrival order; the smaller goes first. admission: number of its newest admission, over all
+    sequences. turn: number of its newest share, over all sequences and steps; the smallest waits
+    longest.
     chain, published: hashes of its whole blocks, and how many of them others may share.
     recomputed: positions whose KV was thrown away and had to be computed again. charged: tokens
     that its tenant has paid for.
@@ -44,6 +50,7 @@ class Sequence:
         "recomputed",
         "sampling",
         "seq_id",
+        "settled",
         "stalled_s",
         "stalled_since_s",
         "state",
@@ -64,6 +71,7 @@ class Sequence:
         self.max_total = request.max_total
         self.state = State.WAITING
         self.computed = 0
+        self.settled = 0
         self.blocks: list[BlockId] = []
         self.capacity = 0
         self.host_blocks: list[int] = []
@@ -107,6 +115,24 @@ class Sequence:
         """Keep what is new; positions that were computed again after a preemption are known."""
         held = len(self.prompt_logprobs) + 1
         self.prompt_logprobs += scored.entries[max(0, held - scored.first) :]
+
+    @property
+    def unsettled(self) -> int:
+        """`remaining` as if no step were in flight."""
+        known = len(self.tokens)
+        while self.tokens[known - 1] == UNKNOWN_TOKEN:
+            known -= 1
+        return known - self.settled
+
+    def hold(self, positions: int) -> None:
+        """Positions [0, positions) are in its blocks, and no step of it is in flight."""
+        self.computed = self.settled = positions
+
+    def rewind(self) -> None:
+        """Take back what steps in flight do for it; their results will be passed over."""
+        self.computed = self.settled
+        while self.tokens[-1] == UNKNOWN_TOKEN:
+            self.tokens.pop()
 
     def apply(self, event: Event) -> None:
         self.state = advance(self.state, event)

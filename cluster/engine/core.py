@@ -162,10 +162,13 @@ class EngineCore:
         plan = self.scheduler.plan(now)
         if plan is not None:
             self._books_checked = False
-        elif len(self.scheduler) == 0 and not self._books_checked:
+        elif self._idle() and not self._books_checked:
             check_idle(self.scheduler)
             self._books_checked = True
         return plan
+
+    def _idle(self) -> bool:
+        return len(self.scheduler) == 0 and self.scheduler.in_flight is None
 
     @property
     def next_wake_s(self) -> float | None:

@@ -27,6 +27,12 @@ class Executor(Protocol):
     @property
     def info(self) -> ModelInfo: ...
 
+    @property
+    def pipeline_depth(self) -> int:
+        """Steps that may be submitted before the first of them is waited for: 1, or 2 where the
+        next step can be planned while one runs. Steps take effect in their order; a row whose
+        newest token is not known to the scheduler yet finds it at the executor."""
+
     def submit(self, plan: StepPlan) -> PendingStep:
         """Start a step. Rows refer to sequences admitted in this or an earlier plan."""
 

@@ -1,4 +1,7 @@
-"""The step loop, in a thread of its own: commands in, reports out, one step after the other."""
+"""The step loop, in a thread of its own: commands in, reports out, one step after the other.
+
+With an executor that allows it, a step is planned while the one before runs.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -20,7 +24,7 @@ from cluster.engine.core import (
     StreamFailure,
     StreamKey,
 )
-from cluster.engine.executor import Executor
+from cluster.engine.executor import Executor, PendingStep
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +93,7 @@ class EngineLoop:
         self._clock = clock
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._stopping = False
+        self._under_way: deque[PendingStep] = deque()
         self._busy_since: float | None = None
         self._dying = threading.Lock()
         self.failure: BaseException | None = None
@@ -147,13 +152,24 @@ class EngineLoop:
         if self._stopping:
             return
         self._busy_since = self._busy_since or self._clock()
-        plan = self._core.begin_step(self._clock())
-        if plan is None:
-            self._busy_since = None
-            self.load = self._core.load(self._clock())
-            self._wait_for_command()
+        if self._fill_pipeline():
+            self._take_result()
             return
-        result = self._executor.submit(plan).wait()
+        self._busy_since = None
+        self.load = self._core.load(self._clock())
+        self._wait_for_command()
+
+    def _fill_pipeline(self) -> bool:
+        """Submit what may be submitted before the next result. False if nothing is under way."""
+        while len(self._under_way) < self._executor.pipeline_depth:
+            plan = self._core.begin_step(self._clock())
+            if plan is None:
+                break
+            self._under_way.append(self._executor.submit(plan))
+        return bool(self._under_way)
+
+    def _take_result(self) -> None:
+        result = self._under_way.popleft().wait()
         report = self._core.complete_step(result, self._clock())
         self._busy_since = None
         self.load = report.load

@@ -74,7 +74,7 @@ class CoastingScheduler(Scheduler):
         ended: list[Sequence] = []
         tokens = [token] * steps
         for sequence in running:
-            sequence.computed += steps
+            sequence.hold(sequence.computed + steps)
             sequence.tokens.extend(tokens)
             if sequence.computed > sequence.capacity:
                 self.kv.grow_to(sequence, sequence.computed)

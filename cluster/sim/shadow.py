@@ -94,6 +94,8 @@ class ShadowExecutor:
     Raises InvariantViolation at the first read that does not find what its sequence wrote.
     """
 
+    pipeline_depth = 1
+
     def __init__(
         self, *, num_blocks: int, block_size: int, vocab: int = 97, max_len: int = 1 << 20
     ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -12,7 +13,6 @@ from cluster.core.config import SchedulerConfig
 from cluster.core.errors import ConfigError, InvalidRequest
 from cluster.core.invariants import check_idle, check_plan, check_scheduler
 from cluster.core.lifecycle import State
-from cluster.core.plan import StepPlan
 from cluster.core.policies import (
     BATCHING,
     BUDGETS,
@@ -27,7 +27,9 @@ from cluster.core.preemption import SwapCosts
 from cluster.core.request import EngineRequest
 from cluster.core.sampling import SamplingParams
 from cluster.core.scheduler import Scheduler
+from cluster.engine.executor import PendingStep
 from cluster.sim.shadow import ShadowExecutor, reference_output
+from tests.lagging import LaggingShadow
 
 VOCAB = 31
 STEMS = [list(range(17)), list(range(9)), [5] * 12]
@@ -54,6 +56,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_blocks=st.integers(2, 24),
         watermark=st.sampled_from([0.0, 0.02, 0.3]),
         max_preemptions=st.integers(0, 4),
+        executor=st.sampled_from([ShadowExecutor, LaggingShadow]),
         choice=st.builds(
             PolicyChoice,
             batching=st.sampled_from(BATCHING),
@@ -70,7 +73,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             swap_costs=st.sampled_from([SwapCosts(1.0, 1e9), SwapCosts(100.0, 100.0)]),
         ),
     )
-    def start(
+    def start(  # noqa: PLR0913
         self,
         budget: int,
         max_num_seqs: int,
@@ -78,6 +81,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_blocks: int,
         watermark: float,
         max_preemptions: int,
+        executor: type[ShadowExecutor],
         choice: PolicyChoice,
     ) -> None:
         self.config = SchedulerConfig(
@@ -103,12 +107,12 @@ class SchedulerMachine(RuleBasedStateMachine):
                 batch_size=max_num_seqs, block_size=block_size, max_tokens=budget
             )
         self.scheduler = Scheduler(self.config, policies)
-        self.executor = ShadowExecutor(num_blocks=num_blocks, block_size=block_size, vocab=VOCAB)
+        self.executor = executor(num_blocks=num_blocks, block_size=block_size, vocab=VOCAB)
         self.expected: dict[int, list[int]] = {}
         self.received: dict[int, list[int]] = {}
         self.dropped: set[int] = set()
         self.finished: set[int] = set()
-        self.flying: StepPlan | None = None
+        self.flying: deque[PendingStep] = deque()
         self.now = 0.0
 
     @rule(
@@ -172,20 +176,28 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule()
     def launch(self) -> None:
-        if self.flying is None:
+        if len(self.flying) < self.executor.pipeline_depth:
             self._launch()
 
     @rule()
     def land(self) -> None:
-        if self.flying is not None:
+        if self.flying:
             self._land()
 
     @rule(count=st.integers(1, 30))
     def several_steps(self, count: int) -> None:
         for _ in range(count):
-            if self.flying is None and not self._launch():
+            if not self._advance():
                 return
+
+    def _advance(self) -> bool:
+        """As an engine's loop: plan as far ahead as the executor goes, then take a result."""
+        while len(self.flying) < self.executor.pipeline_depth and self._launch():
+            pass
+        if self.flying:
             self._land()
+            return True
+        return False
 
     def _launch(self) -> bool:
         runnable = any(s.state is not State.PAUSED for s in self.scheduler.sequences())
@@ -193,21 +205,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         while plan is None and self.scheduler.next_wake_s is not None:
             self.now = max(self.now, self.scheduler.next_wake_s)
             plan = self.scheduler.plan(self.now)
+        if plan is None and self.flying:
+            return False
         if plan is None:
             # Work is present: it is planned, or there is a named cause to wait.
             assert not runnable or self.scheduler.wait_cause
             assert not runnable or self.scheduler.batching.name == "static"
             return False
         check_plan(plan, self.scheduler)
-        self.flying = plan
-        self.flying_result = self.executor.submit(plan).wait()
+        self.flying.append(self.executor.submit(plan))
         return True
 
     def _land(self) -> None:
-        assert self.flying is not None
-        self.flying = None
+        result = self.flying.popleft().wait()
         self.now += 0.01
-        for seq_id, index, token, finish in self.scheduler.commit(self.flying_result).outcomes:
+        for seq_id, index, token, finish in self.scheduler.commit(result).outcomes:
             assert seq_id not in self.dropped
             assert index == len(self.received[seq_id])
             self.received[seq_id].append(token)
@@ -231,10 +243,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         for sequence in self.scheduler.sequences():
             self.scheduler.resume(sequence.seq_id)
         steps = 0
-        while self.scheduler.sequences() or self.flying is not None:
-            if self.flying is None:
-                assert self._launch()
-            self._land()
+        while self.scheduler.sequences() or self.flying:
+            assert self._advance()
             steps += 1
             assert steps < 20_000, "no progress"
         check_idle(self.scheduler)

@@ -64,6 +64,10 @@ class GroupExecutor:
     def info(self) -> ModelInfo:
         return self._info
 
+    @property
+    def pipeline_depth(self) -> int:
+        return 1
+
     def submit(self, plan: StepPlan) -> FinishedStep:
         """Run the step on all ranks. Raises GroupBroken when one of them is lost, RuntimeError
         for a malformed plan and after `close`."""
@@ -125,6 +129,10 @@ class ThreadedExecutor:
     @property
     def info(self) -> ModelInfo:
         return self._info
+
+    @property
+    def pipeline_depth(self) -> int:
+        return 1
 
     def submit(self, plan: StepPlan) -> FinishedStep:
         """Run the step on all ranks. Raises what `LocalExecutor.submit` raises."""

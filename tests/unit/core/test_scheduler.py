@@ -328,10 +328,11 @@ def test_two_thousand_mixed_requests_leave_nothing_behind():
     assert driver.scheduler.counters.preemptions > 0
 
 
-def test_one_plan_at_a_time_and_only_its_own_result():
+def test_two_plans_at_a_time_and_only_the_oldest_result():
     driver = Driver()
     driver.add(5, 5)
     plan = driver.scheduler.plan(0.0)
+    driver.scheduler.plan(0.0)
     with pytest.raises(InvariantViolation, match="not committed yet"):
         driver.scheduler.plan(0.0)
     with pytest.raises(InvariantViolation, match="no plan in flight"):
