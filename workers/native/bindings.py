@@ -82,6 +82,19 @@ _SIGNATURES: dict[str, list[Any]] = {
         c_void_p,
         c_void_p,
     ],
+    # in, out
+    "can_linear": [c_int32, c_int32],
+    # x, weight, bias, rows, in, out, threads, y
+    "linear": [
+        c_void_p,
+        c_void_p,
+        c_void_p,
+        c_int32,
+        c_int32,
+        c_int32,
+        c_int32,
+        c_void_p,
+    ],
     # x, residual, weight, eps, rows, width, sum, out
     "rms_norm": [
         c_void_p,
@@ -123,6 +136,9 @@ class Kernels:
         self.norm_heads = {w: entry("norm_heads", suffix) for w, suffix in weights.items()}
         self.silu_mul = entry("silu_mul")
         self.gelu_mul = entry("gelu_mul")
+        self.linear = entry("linear")
+        self.can_linear = entry("can_linear")
+        self.can_linear.restype = c_int32
 
 
 def load_kernels(dtype: torch.dtype) -> Kernels:

@@ -2,6 +2,7 @@
 // that is compiled: the others are parts of it.
 
 #include <cmath>
+#include <type_traits>
 #include <vector>
 
 // clang-format off
@@ -9,7 +10,9 @@
 #include "pool.cpp"
 #include "paging.cpp"
 #include "decode.cpp"
+#include "matrix.cpp"
 #include "tiles.cpp"
+#include "products.cpp"
 #include "chunk.cpp"
 #include "elementwise.cpp"
 #include "collective.cpp"
@@ -127,6 +130,17 @@ HEADWAY_EXPORT int headway_prepare() {
     headway::gate_mul<headway::Gelu>(gate_up, rows, width, out);                                 \
   }
 
+// 1 when headway_linear takes weights of this shape.
+#define HEADWAY_LINEAR(T, suffix)                                                                \
+  HEADWAY_EXPORT int headway_can_linear_##suffix(int32_t in, int32_t out) {                      \
+    return headway::Linear<T>::can(in, out);                                                     \
+  }                                                                                              \
+  HEADWAY_EXPORT void headway_linear_##suffix(const T* x, const T* weight, const T* bias,        \
+                                              int32_t rows, int32_t in, int32_t out,             \
+                                              int32_t threads, T* y) {                           \
+    headway::Linear<T>::run({x, weight, bias, y, rows, in, out}, threads);                       \
+  }
+
 // W: of the norms' weights.
 #define HEADWAY_NORMS(T, W, suffix)                                                              \
   HEADWAY_EXPORT void headway_rms_norm_##suffix(const T* x, const T* residual, const W* weight,  \
@@ -142,6 +156,8 @@ HEADWAY_EXPORT int headway_prepare() {
 
 HEADWAY_ENTRY_POINTS(float, float32)
 HEADWAY_ENTRY_POINTS(Bf16, bfloat16)
+HEADWAY_LINEAR(float, float32)
+HEADWAY_LINEAR(Bf16, bfloat16)
 HEADWAY_NORMS(float, float, float32_float32)
 HEADWAY_NORMS(Bf16, Bf16, bfloat16_bfloat16)
 HEADWAY_NORMS(Bf16, float, bfloat16_float32)

@@ -90,37 +90,13 @@ class FloatTiles {
 
 #if defined(__AMX_BF16__)
 
-// What _tile_loadconfig reads: all eight tiles 16 rows of 64 bytes.
-struct TileConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t bytes[16] = {};
-  uint8_t rows[16] = {};
-
-  TileConfig() {
-    for (int tile = 0; tile < 8; ++tile) {
-      bytes[tile] = 64;
-      rows[tile] = 16;
-    }
-  }
-};
-static_assert(sizeof(TileConfig) == 64, "layout is the processor's");
-
 // The operands are rows of pairs: 32 bf16 wide on the left, 16 columns of two on the right.
 class AmxTiles {
  public:
   typedef Bf16 Query;
   typedef Bf16 Probability;
 
-  explicit AmxTiles(int head_dim) : head_dim_(head_dim), padded_((head_dim + 31) / 32 * 32) {
-    static const TileConfig config;
-    _tile_loadconfig(&config);
-  }
-
-  // Other libraries configure the unit for themselves; a left-over state would slow switches.
-  ~AmxTiles() { _tile_release(); }
-
-  AmxTiles(const AmxTiles&) = delete;
-  AmxTiles& operator=(const AmxTiles&) = delete;
+  explicit AmxTiles(int head_dim) : head_dim_(head_dim), padded_((head_dim + 31) / 32 * 32) {}
 
   int query_stride() const { return padded_; }
 
@@ -140,7 +116,7 @@ class AmxTiles {
           block[i] = j + i < rows
                          ? _mm512_maskz_loadu_epi32(inside, keys + offsets[j + i] + 2 * pair)
                          : _mm512_setzero_si512();
-        transpose(block);
+        transpose_words(block);
         for (int i = 0; i < 16; ++i) _mm512_store_si512(keys_ + (pair + i) * kTile + j, block[i]);
       }
     }
@@ -219,34 +195,8 @@ class AmxTiles {
     _tile_stored(3, out + 48, stride);
   }
 
-  // 16 x 16 words.
-  static void transpose(__m512i r[16]) {
-    __m512i t[16];
-    for (int i = 0; i < 16; i += 2) {
-      t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-      t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-    }
-    for (int i = 0; i < 16; i += 4) {
-      r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-      r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-      r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-      r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
-    }
-    for (int i = 0; i < 4; ++i) {
-      t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
-      t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
-      t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
-      t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
-    }
-    for (int i = 0; i < 4; ++i) {
-      r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
-      r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
-      r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
-      r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
-    }
-  }
-
   int head_dim_, padded_;
+  MatrixUnit unit_;
   alignas(64) uint32_t keys_[kMaxHeadDim / 2 * kTile];    // [padded / 2][kTile]
   alignas(64) uint32_t values_[kTile / 2 * kMaxHeadDim];  // [kTile / 2][head_dim]
 };

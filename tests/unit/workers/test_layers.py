@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from workers.checkpoint.rope import RopeScaling
 from workers.layers.fused import TorchOps
-from workers.layers.linear import DenseLinear, PackedLinear, make_linear
+from workers.layers.linear import DenseLinear
 from workers.layers.mlp import GatedMLP
 from workers.layers.norm import RMSNorm
 from workers.layers.rotary import Rotary, inverse_frequencies, rotate
@@ -16,35 +16,6 @@ CPU = torch.device("cpu")
 
 def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("rows", [1, 2, 16, 33])
-@pytest.mark.parametrize("biased", [False, True])
-def test_packed_linear_equals_the_dense_one(dtype, rows, biased):
-    weight, x = random(96, 64, dtype=dtype), random(rows, 64, dtype=dtype)
-    bias = random(96, dtype=dtype) if biased else None
-    linear = make_linear(weight, bias)
-    if not isinstance(linear, PackedLinear):
-        pytest.skip("no oneDNN with bf16 on this machine")
-    with torch.inference_mode():
-        expected = DenseLinear(weight, bias)(x)
-        torch.testing.assert_close(linear(x), expected)
-
-
-def test_fp16_stays_dense():
-    assert isinstance(make_linear(random(8, 8, dtype=torch.float16)), DenseLinear)
-
-
-def test_packed_fp32_rows_do_not_depend_on_their_number():
-    """What "identical after replay" rests on: a chunk and a decode give the same row."""
-    linear = make_linear(random(96, 64))
-    if not isinstance(linear, PackedLinear):
-        pytest.skip("no oneDNN with bf16 on this machine")
-    x = random(64, 64)
-    whole = linear(x)
-    for rows in (1, 2, 7, 16, 33):
-        assert torch.equal(linear(x[:rows].contiguous()), whole[:rows])
 
 
 def test_rms_norm_by_its_formula():
