@@ -275,6 +275,42 @@ MUTANTS = [
         "        lowest = max(s.priority for s in candidates)",
     ),
     Mutant(
+        "a result of an earlier stay is taken",
+        "core/scheduler.py",
+        "            if sequence.state is not State.RUNNING or sequence.admission > flight.admissions:",
+        "            if sequence.state is not State.RUNNING:",
+    ),
+    Mutant(
+        "what was in flight stays with a sequence that leaves",
+        "core/scheduler.py",
+        "            sequence.rewind()\n            self.running.remove(sequence)\n",
+        "            self.running.remove(sequence)\n",
+    ),
+    Mutant(
+        "a step beyond the last token",
+        "core/scheduler.py",
+        "        return [s for s in self.running if len(s.tokens) < s.max_total]",
+        "        return self.running",
+    ),
+    Mutant(
+        "blocks come back with the oldest step in flight",
+        "core/kvspace.py",
+        "            self._pending.append((self._launched, blocks))",
+        "            self._pending.append((self._settled + 1, blocks))",
+    ),
+    Mutant(
+        "a victim with a row in flight",
+        "core/scheduler.py",
+        "                if self._flights:\n                    return None\n",
+        "",
+    ),
+    Mutant(
+        "blocks shared before they are computed",
+        "core/prefix.py",
+        "        full = sequence.settled // self._block_size\n",
+        "        full = sequence.computed // self._block_size\n",
+    ),
+    Mutant(
         "a stale epoch is accepted",
         "fleet/token_log.py",
         "        if epoch != self._epoch or self.finish is not None:",
