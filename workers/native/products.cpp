@@ -146,27 +146,35 @@ class AmxProducts {
   // Outputs [first, first + kOutputs) of all rows. The calling thread has configured its tiles.
   void group(int first, bool last) const {
     const Bf16* weight = p_.weight + int64_t(first) * p_.in;
-    const Bf16* next = last ? nullptr : weight + int64_t(kOutputs) * p_.in;
+    // The next group's weights are asked for step by step over all rows: as many requests at once
+    // as a group is long would have to wait for each other.
+    const int passes = (p_.rows + 31) / 32;
+    const int lines = (kOutputs + passes - 1) / passes;
+    Stream next = {reinterpret_cast<const char*>(weight + int64_t(kOutputs) * p_.in), lines,
+                   last ? 0 : int64_t(kOutputs) * p_.in * int64_t(sizeof(Bf16)) / 64};
     int row = 0;
-    for (; row + 16 < p_.rows; row += 32) {
-      multiply<2>(weight, row, first, next);
-      next = nullptr;
-    }
+    for (; row + 16 < p_.rows; row += 32) multiply<2>(weight, row, first, next);
     if (row < p_.rows) multiply<1>(weight, row, first, next);
   }
 
  private:
-  static constexpr int kAhead = 4;
-  void prefetch_near(const __m512i* x) const {
-    for (int i = 0; i < 16; ++i) {
-      __builtin_prefetch(x + kAhead * 16 + i, 0, 3);
-      __builtin_prefetch(x + (steps_ + kAhead) * 16 + i, 0, 3);
-    }
-  }
+  // Memory to ask for, so many lines at a time, until none is left.
+  struct Stream {
+    const char* at;
+    int lines;
+    int64_t left;
 
-  // 32 outputs of 16 * MB rows. next: weights to ask for, or null.
+    void ask() {
+      if (left <= 0) return;
+      for (int i = 0; i < lines; ++i) __builtin_prefetch(at + i * 64, 0, 2);
+      at += lines * 64;
+      left -= lines;
+    }
+  };
+
+  // 32 outputs of 16 * MB rows.
   template <int MB>
-  void multiply(const Bf16* weight, int row, int first, const Bf16* next) const {
+  void multiply(const Bf16* weight, int row, int first, Stream& next) const {
     _tile_zero(0);
     _tile_zero(1);
     if (MB == 2) {
@@ -179,7 +187,6 @@ class AmxProducts {
       _tile_loadd(4, weight + step * 32, stride);
       _tile_loadd(5, weight + 16 * int64_t(p_.in) + step * 32, stride);
       _tile_loadd(6, x + step * 16, 64);
-      if (MB == 2) prefetch_near(x + step * 16);
       _tile_dpbf16ps(0, 4, 6);
       _tile_dpbf16ps(1, 5, 6);
       if (MB == 2) {
@@ -187,7 +194,7 @@ class AmxProducts {
         _tile_dpbf16ps(2, 4, 7);
         _tile_dpbf16ps(3, 5, 7);
       }
-      if (next) prefetch_lines(next + step * 32 * kOutputs, 32 * kOutputs * sizeof(Bf16));
+      next.ask();
     }
     alignas(64) __m512i sums[MB * 2][16];
     _tile_stored(0, sums[0], 64);
