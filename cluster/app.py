@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,10 +14,11 @@ from ray.serve import Application
 from cluster.actors.engine import EngineProgress, EngineReplica
 from cluster.actors.ranks import RankActors
 from cluster.actors.router import RouterReplica
+from cluster.fleet.placements.registry import make_placement
 from cluster.gateway.server import GatewayServer, build_server
 from cluster.hop.link import LinkSettings
 from cluster.hop.service import EngineOptions, EngineService
-from cluster.router.dispatcher import Dispatcher
+from cluster.router.dispatcher import Dispatcher, DispatcherSettings
 from cluster.settings import ServeSettings
 from cluster.text.tokenizer import Tokenizer
 
@@ -77,7 +80,13 @@ class RunningRouter:
 async def build_router(settings: ServeSettings, router_id: str) -> RunningRouter:
     """Start a router. Runs inside the router's process, in the loop that it will live in."""
     tokenizer = Tokenizer.from_folder(settings.worker.model)
-    dispatcher = Dispatcher(LinkSettings(router_id, settings.secret))
+    # Routers see the same frames; with different draws they do not rush to the same engine.
+    fleet = replace(settings.fleet, seed=zlib.crc32(router_id.encode()))
+    dispatcher = Dispatcher(
+        LinkSettings(router_id, settings.secret),
+        DispatcherSettings(fleet=fleet),
+        make_placement(settings.placement),
+    )
     try:
         server = build_server(dispatcher, tokenizer, settings.gateway)
         await server.start()

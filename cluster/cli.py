@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from cluster.commands import (
     bench,
     chat,
+    drain,
     generate,
     loadtest,
     plan,
@@ -32,6 +33,7 @@ COMMANDS = (
     generate,
     chat,
     status,
+    drain,
     simulate,
     plan,
     loadtest,

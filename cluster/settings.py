@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cluster.core.config import WorkerConfig, check_watermark
 from cluster.core.errors import ConfigError
 from cluster.core.policies import PolicyChoice
+from cluster.fleet.dispatch import FleetSettings
+from cluster.fleet.placements.registry import make_placement
 from cluster.gateway.config import GatewayConfig
 from cluster.hop.service import DEFAULT_POLICIES
 
@@ -17,7 +19,7 @@ class ServeSettings:
     engines, routers: how many of each. gpus_per_rank: 0 serves on CPU; an engine has as many ranks
     as its tensor_parallel_size. hop_host: interface on which engines take in routers; None is the
     node's address, as Ray knows it. policies: of each engine's scheduler. step_log_folder: see
-    EngineOptions.
+    EngineOptions. placement, fleet: of each router (fleet.placements, fleet.dispatch).
     """
 
     worker: WorkerConfig
@@ -30,12 +32,15 @@ class ServeSettings:
     hop_host: str | None = None
     policies: PolicyChoice = DEFAULT_POLICIES
     step_log_folder: str | None = None
+    placement: str = "least-outstanding"
+    fleet: FleetSettings = field(default_factory=FleetSettings)
 
     def __post_init__(self) -> None:
         for name in ("engines", "routers"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         check_watermark(self.watermark)
+        make_placement(self.placement)
         self.policies.build(
             batch_size=self.worker.max_num_seqs,
             block_size=self.worker.block_size,

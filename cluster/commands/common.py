@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from headway.client import Connection, HeadwayRpcError, Sampling
+    from headway.client import Connection, Delivery, HeadwayRpcError, Sampling
 
 EXIT_OK = 0
 EXIT_SERVER = 1
@@ -85,6 +85,66 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="go on after the model's end-of-text token",
     )
+    group.add_argument(
+        "--repetition-penalty", type=float, metavar="X", help="divides logits of tokens seen"
+    )
+    group.add_argument(
+        "--presence-penalty", type=float, metavar="X", help="off the logits of output tokens"
+    )
+    group.add_argument(
+        "--frequency-penalty", type=float, metavar="X", help="the same per occurrence"
+    )
+    group.add_argument(
+        "--logit-bias",
+        action="append",
+        type=_bias,
+        default=[],
+        metavar="ID=X",
+        help="add X to the token's logit; repeatable",
+    )
+    group.add_argument(
+        "--allowed-token-ids",
+        action="append",
+        type=int,
+        default=[],
+        metavar="ID",
+        help="draw nothing else; repeatable",
+    )
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token_id, _, bias = text.partition("=")
+    return int(token_id), float(bias)
+
+
+def add_delivery_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("delivery")
+    group.add_argument("--tenant", default="", metavar="NAME", help="whose request it is")
+    group.add_argument(
+        "--priority", type=int, default=0, metavar="N", help="the larger goes first (0)"
+    )
+    group.add_argument("--session", default="", metavar="NAME", help="keep together with others")
+    group.add_argument(
+        "--ttft-objective",
+        type=float,
+        metavar="SECONDS",
+        help="refuse at once what cannot begin within this time",
+    )
+    group.add_argument(
+        "--resume-window",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="go on with a stream whose connection or router was lost (default: %(default)s)",
+    )
+
+
+def delivery_of(args: argparse.Namespace) -> Delivery:
+    from headway.client import Delivery
+
+    return Delivery(
+        args.tenant, args.priority, args.session, args.ttft_objective, args.resume_window
+    )
 
 
 class UsageError(Exception):
@@ -107,6 +167,8 @@ def sampling_of(args: argparse.Namespace) -> Sampling:
     values = {item.name: getattr(args, item.name) for item in fields(Sampling)}
     values["stop"] = tuple(args.stop)
     values["stop_token_ids"] = tuple(args.stop_token_ids)
+    values["allowed_token_ids"] = tuple(args.allowed_token_ids)
+    values["logit_bias"] = dict(args.logit_bias)
     return Sampling(**values)
 
 

@@ -33,6 +33,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--json", action="store_true", help="print each event as a line of JSON")
     parser.add_argument("--model", default="", help="name of the model (default: the served one)")
     common.add_sampling_options(parser)
+    common.add_delivery_options(parser)
     common.add_connection_options(parser)
     parser.set_defaults(run=run)
 
@@ -49,7 +50,11 @@ def _generate(args: argparse.Namespace) -> int:
         prompt = _prompt(args, client)
         last = ""
         events = client.generate(
-            prompt, common.sampling_of(args), model=args.model, timeout_s=args.timeout
+            prompt,
+            common.sampling_of(args),
+            model=args.model,
+            delivery=common.delivery_of(args),
+            timeout_s=args.timeout,
         )
         for event in events:
             if args.json:

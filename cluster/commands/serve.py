@@ -22,6 +22,7 @@ from cluster.gateway.config import DEFAULT_ADDRESS, GatewayConfig, TlsFiles
 from cluster.progress import StageLines, Timeline
 
 if TYPE_CHECKING:
+    from cluster.fleet.dispatch import FleetSettings
     from cluster.local_cluster import LocalCluster
     from cluster.settings import ServeSettings
 
@@ -44,8 +45,10 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--engines", type=int, default=1, help="engines behind the router")
     parser.set_defaults(run=run)
+    parser.add_argument("--routers", type=int, default=1, help="routers; they share the address")
     _add_engine_options(parser)
     add_policy_options(parser)
+    _add_fleet_options(parser)
     _add_gateway_options(parser)
 
 
@@ -104,6 +107,53 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
         choices=["auto", "shm", "gloo", "nccl", "local"],
         help="how ranks exchange; local: threads of one process",
     )
+
+
+def _add_fleet_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("router")
+    group.add_argument(
+        "--placement",
+        default="least-outstanding",
+        metavar="NAME",
+        help="least-outstanding, least-loaded, round-robin, power-of-two, prefix-affinity or "
+        "session-affinity",
+    )
+    group.add_argument(
+        "--max-moves",
+        type=int,
+        default=3,
+        help="how often a request may move to another engine because blocks run out",
+    )
+    group.add_argument(
+        "--max-queued", type=int, default=1024, help="waiting requests of a tenant per router"
+    )
+    group.add_argument(
+        "--max-queued-tokens", type=int, default=1 << 20, help="their prompt tokens at most"
+    )
+    group.add_argument(
+        "--queue-timeout", type=float, default=60.0, metavar="SECONDS", help="longest wait"
+    )
+    group.add_argument(
+        "--ttft-objective",
+        type=float,
+        default=None,
+        metavar="SECONDS",
+        help="refuse at once what cannot begin within this time; requests may name their own",
+    )
+
+
+def _fleet_settings(args: argparse.Namespace) -> FleetSettings:
+    from cluster.fleet.dispatch import FleetSettings
+    from cluster.fleet.gate import GateSettings
+    from cluster.fleet.relief import ReliefSettings
+
+    gate = GateSettings(
+        max_queued=args.max_queued,
+        max_queued_tokens=args.max_queued_tokens,
+        queue_timeout_s=args.queue_timeout,
+        ttft_objective_s=args.ttft_objective,
+    )
+    return FleetSettings(gate, ReliefSettings(max_moves=args.max_moves))
 
 
 def _add_gateway_options(parser: argparse.ArgumentParser) -> None:
@@ -202,6 +252,9 @@ def _settings(args: argparse.Namespace, model: Path, gateway: GatewayConfig) -> 
         policies=policy_choice(args),
         step_log_folder=args.step_log,
         watermark=args.watermark,
+        routers=args.routers,
+        placement=args.placement,
+        fleet=_fleet_settings(args),
     )
 
 

@@ -80,6 +80,8 @@ def render(status: Status) -> RenderableType:
     ready = Text("ready", "green") if status.ready else Text("not ready", "red")
     head = Text(f"headway {status.version}  {model}  up {status.uptime_s:.0f} s  ")
     head.append(f"{status.active_streams} streams  ").append(ready)
+    if status.queued:
+        head.append(f"  {status.queued} queued ({status.queued_tokens} tokens)")
     # Fits a terminal of 80; epoch and step are in the JSON. Where it does not fit, the engine's id
     # is cut and not the address: that is what people copy.
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=0)
@@ -102,5 +104,11 @@ def _row(engine: Engine) -> list[str]:
         str(engine.waiting),
         f"{engine.tokens_per_s:.1f}",
         str(engine.preemptions),
-        f"{engine.frame_age_s:.2f} s" if engine.connected else "lost",
+        _state(engine),
     ]
+
+
+def _state(engine: Engine) -> str:
+    if not engine.connected:
+        return "lost"
+    return "draining" if engine.draining else f"{engine.frame_age_s:.2f} s"

@@ -65,6 +65,14 @@ class SlowReader(HeadwayError):
     """The client stopped reading its stream for too long. Maps to ABORTED."""
 
 
+class ResumedElsewhere(HeadwayError):
+    """Somebody else reads the stream from now on. Maps to ABORTED."""
+
+
+class UnknownResumeToken(HeadwayError):
+    """No stream of that name is kept, or not any more. Maps to NOT_FOUND."""
+
+
 class WireError(HeadwayError):
     """A peer on the engine hop sent something that is not the protocol."""
 

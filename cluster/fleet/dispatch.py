@@ -74,11 +74,11 @@ class Fleet:
         if self.engines.remove(engine_id) is not None:
             self._placement.left(engine_id)
 
-    def drain(self, engine_id: str) -> None:
-        """No new work for this engine."""
+    def drain(self, engine_id: str, undo: bool = False) -> None:
+        """No new work for this engine, or work again."""
         engine = self.engines.get(engine_id)
         if engine is not None:
-            engine.draining = True
+            engine.draining = not undo
             self.engines.changed(engine)
 
     def heard(

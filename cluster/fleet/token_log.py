@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from cluster.core.errors import HeadwayError
 from cluster.core.ids import TokenId
 from cluster.core.outcome import FinishReason
@@ -19,10 +21,16 @@ class TokenLog:
     of the current epoch only. So no token is lost, doubled or reordered, whoever produces it.
     """
 
-    def __init__(self, prompt_ids: tuple[TokenId, ...], sampling: SamplingParams) -> None:
+    def __init__(
+        self,
+        prompt_ids: tuple[TokenId, ...],
+        sampling: SamplingParams,
+        emitted: Iterable[TokenId] = (),
+    ) -> None:
+        """emitted: by producers before this log was made, in order."""
         self.prompt_ids = prompt_ids
         self.sampling = sampling
-        self.emitted: list[TokenId] = []
+        self.emitted: list[TokenId] = list(emitted)
         self.finish: FinishReason | None = None
         self._epoch = 0
 

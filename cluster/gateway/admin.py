@@ -9,7 +9,7 @@ import grpc.aio
 
 from cluster.gateway import mapping
 from cluster.gateway.interceptors import InFlight
-from cluster.gateway.status import answer
+from cluster.gateway.status import UnknownEngine, answer
 from cluster.router.stream import TokenSource
 from cluster.text.tokenizer import Tokenizer
 from headway.v1 import admin_pb2, admin_pb2_grpc
@@ -39,6 +39,20 @@ class AdminServicer(admin_pb2_grpc.AdminServicer):
     ) -> admin_pb2.GetStatusResponse:
         return await answer(context, self._status())
 
+    async def DrainEngine(
+        self,
+        request: admin_pb2.DrainEngineRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> admin_pb2.DrainEngineResponse:
+        return await answer(context, self._drain(request))
+
+    async def _drain(self, request: admin_pb2.DrainEngineRequest) -> admin_pb2.DrainEngineResponse:
+        remaining = self._source.drain(request.engine_id, request.undo)
+        if remaining is None:
+            known = ", ".join(sorted(e.engine_id for e in self._source.engines())) or "none"
+            raise UnknownEngine(f"no engine {request.engine_id[:128]!r} here; there are: {known}")
+        return admin_pb2.DrainEngineResponse(remaining=remaining)
+
     async def _status(self) -> admin_pb2.GetStatusResponse:
         model = self._source.model
         engines = sorted(self._source.engines(), key=lambda engine: engine.engine_id)
@@ -48,6 +62,7 @@ class AdminServicer(admin_pb2_grpc.AdminServicer):
                 uptime_s=time.monotonic() - self._started,
                 active_streams=self._in_flight.active,
                 ready=self._source.ready(),
+                **self._source.queue()._asdict(),
             ),
             model=None if model is None else mapping.model_message(model, self._text),
             engines=[mapping.engine_message(engine) for engine in engines],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -76,11 +76,23 @@ class ApiKeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         return _with_behaviour(handler, refuse)
 
     def _admits(self, details: grpc.HandlerCallDetails) -> bool:
-        for name, value in details.invocation_metadata or ():
-            if name == "authorization" and isinstance(value, str):
-                scheme, _, key = value.partition(" ")
-                return scheme.lower() == "bearer" and self._keys.admits(key.strip())
-        return False
+        key = _key_in(details.invocation_metadata or ())
+        return key is not None and self._keys.admits(key)
+
+
+def caller_of(context: grpc.aio.ServicerContext[Any, Any]) -> str:
+    """A name for whoever calls, from the API key that was sent; "" without one. Callers with
+    different keys have different names, and no key can be told from its name."""
+    key = _key_in(context.invocation_metadata() or ())
+    return "" if key is None else _digest(key).hex()[:16]
+
+
+def _key_in(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
+    for name, value in metadata:
+        if name == "authorization" and isinstance(value, str):
+            scheme, _, key = value.partition(" ")
+            return key.strip() if scheme.lower() == "bearer" else None
+    return None
 
 
 class InFlight:

@@ -15,9 +15,10 @@ from typing import NamedTuple, TypeAlias
 from cluster.core.errors import FieldViolation, InvalidRequest, ModelError
 from cluster.core.modelinfo import ModelInfo
 from cluster.core.outcome import FinishReason
+from cluster.core.request import MAX_OBJECTIVE_S, MAX_PRIORITY, MIN_OBJECTIVE_S
 from cluster.core.sampling import SamplingParams
 from cluster.gateway.status import UnknownModel
-from cluster.router.stream import EngineStatus, StreamTiming, TokenBatch
+from cluster.router.stream import EngineStatus, GenerationRequest, StreamTiming, TokenBatch
 from cluster.text.chat import ChatMessage
 from cluster.text.folder import GenerationDefaults
 from cluster.text.stop import MAX_STOP_CHARS, MAX_STOP_STRINGS
@@ -63,6 +64,21 @@ class ModelText(NamedTuple):
     eos_token_ids: tuple[int, ...]
     defaults: GenerationDefaults
     has_chat_template: bool
+
+
+MAX_NAME_BYTES = 64
+MAX_RESUME_WINDOW_S = 600.0
+
+
+class Delivery(NamedTuple):
+    """How a request wants to be treated, whatever it asks for. Fields as in GenerationRequest."""
+
+    tenant: str
+    priority: int
+    session: str
+    ttft_objective_s: float | None
+    resume_window_s: float
+    emitted_ids: tuple[int, ...]
 
 
 class SamplingRequest(NamedTuple):
@@ -121,7 +137,12 @@ def sampling_of(
     Raises InvalidRequest with all violations at once.
     """
     defaults = text.defaults
-    violations = [*_stop_violations(message.stop), *_id_violations(message.stop_token_ids, model)]
+    violations = [
+        *_stop_violations(message.stop),
+        *_id_violations("sampling.stop_token_ids", message.stop_token_ids, model),
+        *_id_violations("sampling.allowed_token_ids", message.allowed_token_ids, model),
+        *_id_violations("sampling.logit_bias", sorted(message.logit_bias), model),
+    ]
     stop_ids = set(message.stop_token_ids)
     if not message.ignore_eos:
         stop_ids.update(text.eos_token_ids)
@@ -139,12 +160,83 @@ def sampling_of(
             seed=seed,
             min_tokens=message.min_tokens,
             stop_token_ids=tuple(sorted(stop_ids)),
+            repetition_penalty=(
+                message.repetition_penalty if message.HasField("repetition_penalty") else 1.0
+            ),
+            presence_penalty=message.presence_penalty,
+            frequency_penalty=message.frequency_penalty,
+            logit_bias=tuple(sorted(message.logit_bias.items())),
+            allowed_token_ids=tuple(message.allowed_token_ids),
         )
     except InvalidRequest as error:
         raise InvalidRequest([*_first_causes(error.violations), *violations]) from error
     if violations:
         raise InvalidRequest(violations)
     return SamplingRequest(params, tuple(dict.fromkeys(message.stop)), given)
+
+
+def delivery_of(request: inference_pb2.GenerateRequest, model: ModelInfo) -> Delivery:
+    """Check what the caller wants besides tokens. Raises InvalidRequest with all violations."""
+    violations = _id_violations("emitted_ids", request.emitted_ids, model)
+    for field in ("tenant", "session"):
+        size = len(getattr(request, field).encode())
+        if size > MAX_NAME_BYTES:
+            violations.append(
+                FieldViolation(field, f"may have {MAX_NAME_BYTES} bytes at most, has {size}")
+            )
+    if not -MAX_PRIORITY <= request.priority <= MAX_PRIORITY:
+        violations.append(
+            FieldViolation(
+                "priority",
+                f"must be between -{MAX_PRIORITY} and {MAX_PRIORITY}, got {request.priority}",
+            )
+        )
+    if not 0.0 <= request.resume_window_s <= MAX_RESUME_WINDOW_S:
+        violations.append(
+            FieldViolation(
+                "resume_window_s",
+                f"must be between 0 and {MAX_RESUME_WINDOW_S:g}, got {request.resume_window_s!r}",
+            )
+        )
+    objective = request.ttft_objective_s if request.HasField("ttft_objective_s") else None
+    if objective is not None and not MIN_OBJECTIVE_S <= objective <= MAX_OBJECTIVE_S:
+        violations.append(
+            FieldViolation(
+                "ttft_objective_s",
+                f"must be between {MIN_OBJECTIVE_S:g} and {MAX_OBJECTIVE_S:g}, got {objective!r}",
+            )
+        )
+    if request.emitted_ids and not request.sampling.HasField("seed"):
+        violations.append(
+            FieldViolation("sampling.seed", "must be given with emitted_ids: the one in Accepted")
+        )
+    if violations:
+        raise InvalidRequest(violations)
+    return Delivery(
+        request.tenant,
+        request.priority,
+        request.session,
+        objective,
+        request.resume_window_s,
+        tuple(request.emitted_ids),
+    )
+
+
+def check_emitted(emitted_ids: tuple[int, ...], params: SamplingParams) -> None:
+    """Raises InvalidRequest unless something is left to be generated."""
+    if len(emitted_ids) >= params.max_tokens:
+        raise InvalidRequest.single(
+            "emitted_ids",
+            f"{len(emitted_ids)} ids are there already, max_tokens is {params.max_tokens}",
+        )
+    if (
+        emitted_ids
+        and len(emitted_ids) >= params.min_tokens
+        and (emitted_ids[-1] in params.stop_token_ids)
+    ):
+        raise InvalidRequest.single(
+            "emitted_ids", f"end with the stop token {emitted_ids[-1]}: the output is complete"
+        )
 
 
 def fit(
@@ -198,12 +290,10 @@ def _stop_violations(stop: Sequence[str]) -> list[FieldViolation]:
     ]
 
 
-def _id_violations(stop_token_ids: Sequence[int], model: ModelInfo) -> list[FieldViolation]:
+def _id_violations(field: str, token_ids: Sequence[int], model: ModelInfo) -> list[FieldViolation]:
     return [
-        FieldViolation(
-            f"sampling.stop_token_ids[{at}]", f"must be below {model.vocab_size}, got {token_id}"
-        )
-        for at, token_id in enumerate(stop_token_ids)
+        FieldViolation(f"{field}[{at}]", f"must be below {model.vocab_size}, got {token_id}")
+        for at, token_id in enumerate(token_ids)
         if token_id >= model.vocab_size
     ]
 
@@ -223,15 +313,16 @@ def _check_ids(field: str, ids: Sequence[int], model: ModelInfo) -> None:
 
 
 def accepted_event(
-    request_id: str, model: ModelInfo, prompt_tokens: int, params: SamplingParams
+    request: GenerationRequest, model: ModelInfo, resume_token: str
 ) -> inference_pb2.GenerateEvent:
     return inference_pb2.GenerateEvent(
         accepted=inference_pb2.Accepted(
-            request_id=request_id,
+            request_id=request.request_id,
             model=model.name,
-            prompt_tokens=prompt_tokens,
-            seed=params.seed,
-            max_tokens=params.max_tokens,
+            prompt_tokens=len(request.prompt_ids),
+            seed=request.sampling.seed,
+            max_tokens=request.sampling.max_tokens,
+            resume_token=resume_token,
         )
     )
 
@@ -267,6 +358,7 @@ def finished_event(
                 total_s=timing.total_s,
                 preemptions=timing.preemptions,
                 replays=timing.replays,
+                engine_ids=timing.engine_ids,
             ),
         )
     )

@@ -26,7 +26,7 @@ from headway.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_g
 
 INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 ADMIN = admin_pb2.DESCRIPTOR.services_by_name["Admin"].full_name
-COUNTED_METHODS = (f"/{INFERENCE}/Generate", f"/{INFERENCE}/Complete")
+COUNTED_METHODS = tuple(f"/{INFERENCE}/{name}" for name in ("Generate", "Resume", "Complete"))
 
 
 class GatewayServer:

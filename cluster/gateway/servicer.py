@@ -13,10 +13,10 @@ import grpc.aio
 from cluster.core.errors import Unavailable
 from cluster.core.modelinfo import ModelInfo
 from cluster.core.outcome import FinishReason
-from cluster.core.sampling import SamplingParams
 from cluster.gateway import mapping
 from cluster.gateway.config import Limits
 from cluster.gateway.encoding import EncodePool
+from cluster.gateway.interceptors import caller_of
 from cluster.gateway.status import answer
 from cluster.router.stream import GenerationRequest, TokenSource, TokenStream
 from cluster.text.pipeline import OutputText, StopRules
@@ -33,7 +33,6 @@ class _Prepared(NamedTuple):
 
     model: ModelInfo
     request: GenerationRequest
-    stop: tuple[str, ...]
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServicer):
@@ -56,12 +55,21 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     # would run its `finally` whenever it is collected, a cancelled coroutine runs it at once.
 
     async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> None:
-        await answer(context, self._generate(request, context.write))
+        await answer(context, self._generate(request, caller_of(context), context.write))
+
+    async def Resume(self, request: inference_pb2.ResumeRequest, context: Context) -> None:
+        await answer(context, self._resume(request, context.write))
+
+    async def Forget(
+        self, request: inference_pb2.ForgetRequest, context: Context
+    ) -> inference_pb2.ForgetResponse:
+        self._source.forget(request.resume_token)
+        return inference_pb2.ForgetResponse()
 
     async def Complete(
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> inference_pb2.CompleteResponse:
-        return await answer(context, self._complete(request))
+        return await answer(context, self._complete(request, caller_of(context)))
 
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: Context
@@ -74,7 +82,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         return await answer(context, self._get_model(request))
 
     async def _complete(
-        self, request: inference_pb2.GenerateRequest
+        self, request: inference_pb2.GenerateRequest, caller: str
     ) -> inference_pb2.CompleteResponse:
         response = inference_pb2.CompleteResponse()
         texts: list[str] = []
@@ -88,45 +96,67 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             else:
                 response.finished.CopyFrom(event.finished)
 
-        await self._generate(request, collect)
+        await self._generate(request, caller, collect)
         response.text = "".join(texts)
         return response
 
-    async def _generate(self, request: inference_pb2.GenerateRequest, send: Send) -> None:
-        """The one path of a generation: every event goes to `send`, in order."""
-        prepared = await self._prepare(request)
-        opened = time.monotonic()
+    async def _generate(
+        self, request: inference_pb2.GenerateRequest, caller: str, send: Send
+    ) -> None:
+        prepared = await self._prepare(request, caller)
         stream = await self._source.open(prepared.request)
+        await self._read(prepared, stream, send)
+
+    async def _resume(self, request: inference_pb2.ResumeRequest, send: Send) -> None:
+        model = self._model("")
+        resumed = await self._source.resume(request.resume_token, request.next_index)
+        await self._read(_Prepared(model, resumed.request), resumed.stream, send)
+
+    async def _read(self, prepared: _Prepared, stream: TokenStream, send: Send) -> None:
+        """The one path of an output, new or resumed: every event goes to `send`, in order."""
+        opened = time.monotonic()
+        request = prepared.request
         try:
-            sampling = prepared.request.sampling
-            prompt_tokens = len(prepared.request.prompt_ids)
-            await send(
-                mapping.accepted_event(
-                    prepared.request.request_id, prepared.model, prompt_tokens, sampling
-                )
-            )
-            output = OutputText(self._tokenizer.detokenizer(), _rules(prepared.stop, sampling))
-            reason, matched, completion_tokens = await _pump(stream, output, send)
+            await send(mapping.accepted_event(request, prepared.model, stream.resume_token))
+            output = OutputText(self._tokenizer.detokenizer(), _rules(request))
+            # What was delivered before: the reader has its text.
+            output.feed(request.emitted_ids)
+            reason, matched, sent = await _pump(stream, output, send)
             timing = stream.timing
             if timing.total_s is None:
                 # The source does not see the end when a stop string decides it here.
                 timing = dataclasses.replace(timing, total_s=time.monotonic() - opened)
+            stream.end()
+            usage = inference_pb2.Usage(
+                prompt_tokens=len(request.prompt_ids),
+                completion_tokens=len(request.emitted_ids) + sent,
+            )
+            await send(mapping.finished_event(reason, matched, usage, timing))
         finally:
-            stream.close()
-        usage = inference_pb2.Usage(
-            prompt_tokens=prompt_tokens, completion_tokens=completion_tokens
-        )
-        await send(mapping.finished_event(reason, matched, usage, timing))
+            stream.leave()
 
-    async def _prepare(self, request: inference_pb2.GenerateRequest) -> _Prepared:
-        """Cheap checks first; tokenising is the expensive one."""
+    async def _prepare(self, request: inference_pb2.GenerateRequest, caller: str) -> _Prepared:
+        """Cheap checks first; tokenising is the expensive one. caller: see caller_of()."""
         model = self._model(request.model)
         prompt = mapping.prompt_of(request)
         sampling = mapping.sampling_of(request.sampling, model, self._text)
+        delivery = mapping.delivery_of(request, model)
         prompt_ids = await self._encoder.encode(prompt)
         params = mapping.fit(sampling, prompt, prompt_ids, model)
-        accepted = GenerationRequest(uuid.uuid4().hex, tuple(prompt_ids), params)
-        return _Prepared(model, accepted, sampling.stop)
+        mapping.check_emitted(delivery.emitted_ids, params)
+        accepted = GenerationRequest(
+            uuid.uuid4().hex,
+            tuple(prompt_ids),
+            params,
+            tenant=f"{caller}/{delivery.tenant}" if caller else delivery.tenant,
+            priority=delivery.priority,
+            session=delivery.session,
+            ttft_objective_s=delivery.ttft_objective_s,
+            stop=sampling.stop,
+            resume_window_s=delivery.resume_window_s,
+            emitted_ids=delivery.emitted_ids,
+        )
+        return _Prepared(model, accepted)
 
     async def _tokenize(
         self, request: inference_pb2.TokenizeRequest
@@ -153,8 +183,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         return model
 
 
-def _rules(stop: tuple[str, ...], sampling: SamplingParams) -> StopRules:
-    return StopRules(StopStrings(stop), frozenset(sampling.stop_token_ids), sampling.min_tokens)
+def _rules(request: GenerationRequest) -> StopRules:
+    sampling = request.sampling
+    return StopRules(
+        StopStrings(request.stop), frozenset(sampling.stop_token_ids), sampling.min_tokens
+    )
 
 
 async def _pump(

@@ -34,6 +34,10 @@ class UnknownModel(errors.HeadwayError):
     """The request names a model that is not served. Maps to NOT_FOUND."""
 
 
+class UnknownEngine(errors.HeadwayError):
+    """The router has no engine of that name. Maps to NOT_FOUND."""
+
+
 class Unauthenticated(errors.HeadwayError):
     """No valid API key. Maps to UNAUTHENTICATED."""
 
@@ -51,6 +55,9 @@ _KINDS: dict[type[errors.HeadwayError], _Kind] = {
     errors.Unavailable: _Kind(code_pb2.UNAVAILABLE, "UNAVAILABLE"),
     errors.EngineLost: _Kind(code_pb2.UNAVAILABLE, "ENGINE_LOST"),
     errors.SlowReader: _Kind(code_pb2.ABORTED, "SLOW_READER"),
+    errors.ResumedElsewhere: _Kind(code_pb2.ABORTED, "RESUMED_ELSEWHERE"),
+    errors.UnknownResumeToken: _Kind(code_pb2.NOT_FOUND, "UNKNOWN_RESUME_TOKEN"),
+    UnknownEngine: _Kind(code_pb2.NOT_FOUND, "ENGINE_NOT_FOUND"),
     errors.SequenceFailed: _Kind(code_pb2.INTERNAL, "SEQUENCE_FAILED"),
 }
 _INTERNAL = _Kind(code_pb2.INTERNAL, "INTERNAL")

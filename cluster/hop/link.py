@@ -13,6 +13,7 @@ from cluster.core.errors import WireError
 from cluster.hop import codec
 from cluster.hop.messages import (
     PROTOCOL_VERSION,
+    Adopted,
     Frame,
     Goodbye,
     Hello,
@@ -41,6 +42,8 @@ class LinkListener(Protocol):
     def on_up(self, link: EngineLink, welcome: Welcome) -> None: ...
 
     def on_frame(self, link: EngineLink, frame: Frame) -> None: ...
+
+    def on_adopted(self, link: EngineLink, message: Adopted) -> None: ...
 
     def on_down(self, link: EngineLink, reason: str) -> None:
         """The connection that on_up announced is over; nothing more comes from it."""
@@ -147,9 +150,12 @@ class EngineLink:
             message = codec.decode_down(body)
             if isinstance(message, Goodbye):
                 return message.reason
+            self.last_frame_s = time.monotonic()
+            if isinstance(message, Adopted):
+                self._listener.on_adopted(self, message)
+                continue
             if not isinstance(message, Frame):
                 raise WireError("a second welcome")
-            self.last_frame_s = time.monotonic()
             self._listener.on_frame(self, message)
         return self._cut_reason or "closed by the engine"
 

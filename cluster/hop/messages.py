@@ -1,8 +1,8 @@
 """What travels on the hop. Every message is a MessagePack array that starts with its tag; msgspec
 checks types and lengths while it decodes, so nothing unchecked gets past this file.
 
-Up (router to engine): Hello once, then Submit, Abort, Pause, Resume.
-Down (engine to router): Welcome once, then a Frame per step, or every 200 ms when idle.
+Up (router to engine): Hello once, then Submit, Abort, Pause, Resume; Adopt, Forget, Drain.
+Down (engine to router): Welcome once, then a Frame per step, or every 200 ms when idle; Adopted.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from cluster.core.sampling import SamplingParams
 from cluster.engine.core import StreamStats
 
 PROTOCOL_VERSION = 2
+RESUMED_ELSEWHERE = "the stream goes on at another router"
+"""Reason of a Failure that is none."""
 MAX_FRAME_BYTES = 16 << 20
 """Larger frames are refused before they are read: a prompt of 1M tokens takes 5 MiB."""
 
@@ -35,6 +37,20 @@ class Hello(msgspec.Struct, tag="hello", array_like=True, frozen=True):
     secret: Name
 
 
+class Keep(msgspec.Struct, array_like=True, frozen=True):
+    """A stream that its client wants to be able to resume, from another router if need be.
+
+    token: names it; whoever knows it may resume. window_s: how long it is kept without a router.
+    request_id, stop, session: what a router needs besides the log.
+    """
+
+    token: Name
+    window_s: float
+    request_id: Name
+    stop: list[str]
+    session: Name
+
+
 class Submit(msgspec.Struct, tag="submit", array_like=True, frozen=True):
     """A token log to be continued; stream ids of a connection only ever grow."""
 
@@ -45,6 +61,7 @@ class Submit(msgspec.Struct, tag="submit", array_like=True, frozen=True):
     tenant: Name = ""
     priority: int = 0
     ttft_objective_s: float | None = None
+    keep: Keep | None = None
 
 
 class Abort(msgspec.Struct, tag="abort", array_like=True, frozen=True):
@@ -59,6 +76,44 @@ class Pause(msgspec.Struct, tag="pause", array_like=True, frozen=True):
 
 class Resume(msgspec.Struct, tag="resume", array_like=True, frozen=True):
     stream: StreamId
+
+
+class Adopt(msgspec.Struct, tag="adopt", array_like=True, frozen=True):
+    """Asks for the log of a stream that another router had. number: comes back in Adopted."""
+
+    number: int
+    token: Name
+
+
+class Forget(msgspec.Struct, tag="forget", array_like=True, frozen=True):
+    """A kept log that nobody will ask for."""
+
+    token: Name
+
+
+class Drain(msgspec.Struct, tag="drain", array_like=True, frozen=True):
+    """An operator wants the engine to take nothing new (or to take work again)."""
+
+    undo: bool
+
+
+class KeptLog(msgspec.Struct, array_like=True, frozen=True):
+    """A stream's log as the engine knew it; finish is set if it is complete."""
+
+    keep: Keep
+    prompt_ids: TokenIds
+    emitted_ids: TokenIds
+    sampling: SamplingParams
+    tenant: Name
+    priority: int
+    finish: FinishReason | None
+
+
+class Adopted(msgspec.Struct, tag="adopted", array_like=True, frozen=True):
+    """log: None when this engine does not know the token."""
+
+    number: int
+    log: KeptLog | None
 
 
 class Welcome(msgspec.Struct, tag="welcome", array_like=True, frozen=True):
@@ -111,7 +166,8 @@ class Frame(msgspec.Struct, tag="frame", array_like=True, frozen=True):
     """One step for one router; with no tokens it is a heartbeat.
 
     emit_s: Unix seconds at the engine. seen: the largest stream id whose Submit the load reflects.
-    waiting: the first of the router's streams that wait, in the engine's order.
+    waiting: the first of the router's streams that wait, in the engine's order. draining: no new
+    streams, please.
     """
 
     epoch: int
@@ -121,7 +177,8 @@ class Frame(msgspec.Struct, tag="frame", array_like=True, frozen=True):
     tokens: list[Tokens]
     failures: list[Failure]
     waiting: list[WaitingPart] = msgspec.field(default_factory=list)
+    draining: bool = False
 
 
-Up: TypeAlias = Hello | Submit | Abort | Pause | Resume
-Down: TypeAlias = Welcome | Goodbye | Frame
+Up: TypeAlias = Hello | Submit | Abort | Pause | Resume | Adopt | Forget | Drain
+Down: TypeAlias = Welcome | Goodbye | Frame | Adopted

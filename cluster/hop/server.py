@@ -17,10 +17,16 @@ from cluster.engine import loop as commands
 from cluster.engine.core import ConnectionId, StepReport, StreamKey
 from cluster.engine.loop import EngineLoop
 from cluster.hop import codec
+from cluster.hop.keeper import LogKeeper
 from cluster.hop.messages import (
     PROTOCOL_VERSION,
+    RESUMED_ELSEWHERE,
     Abort,
+    Adopt,
+    Adopted,
+    Drain,
     Failure,
+    Forget,
     Frame,
     Goodbye,
     Hello,
@@ -64,7 +70,7 @@ class _Connection:
         self.last_sent_s = 0.0
         self._writer = writer
 
-    def send(self, frame: Frame, now: float) -> None:
+    def send(self, frame: Frame | Adopted, now: float) -> None:
         transport = self._writer.transport
         if transport.is_closing():
             return
@@ -88,6 +94,9 @@ class HopServer:
         self._identity = identity
         self._connections: dict[ConnectionId, _Connection] = {}
         self._next_connection = 1
+        self._keeper = LogKeeper()
+        self.draining = False
+        """Told to the routers with every frame."""
         self._engine: EngineLoop | None = None
         self._server: asyncio.Server | None = None
         self._heartbeat: asyncio.Task[None] | None = None
@@ -123,6 +132,12 @@ class HopServer:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._distribute, report)
 
+    def drain(self, undo: bool = False) -> None:
+        """Tell all routers, with the next frames, to send nothing new."""
+        if self.draining is undo:
+            logger.info("%s", "takes work again" if undo else "draining: takes nothing new")
+        self.draining = not undo
+
     @property
     def routers(self) -> list[str]:
         return [c.router_id for c in self._connections.values()]
@@ -133,9 +148,11 @@ class HopServer:
         tokens: dict[ConnectionId, list[Tokens]] = {}
         for key, first_index, ids, finish, stats in report.tokens:
             part = Tokens(key.stream, first_index, ids, finish, stats)
+            self._keeper.extend(key, ids, finish)
             tokens.setdefault(key.connection, []).append(part)
         failures: dict[ConnectionId, list[Failure]] = {}
         for key, reason, invalid in report.failures:
+            self._keeper.drop(key)
             failures.setdefault(key.connection, []).append(Failure(key.stream, reason, invalid))
         waiting: dict[ConnectionId, list[WaitingPart]] = {}
         for key, count, preemptions, _, _ in report.waiting:
@@ -151,6 +168,7 @@ class HopServer:
                 tokens=tokens.get(number, []),
                 failures=failures.get(number, []),
                 waiting=waiting.get(number, []),
+                draining=self.draining,
             )
             connection.send(frame, monotonic)
 
@@ -160,13 +178,15 @@ class HopServer:
             if self._engine is None:
                 continue
             self._engine.poll_executor()
+            self._keeper.expire()
             now = time.monotonic()
             for connection in list(self._connections.values()):
                 if now - connection.last_sent_s >= HEARTBEAT_S:
                     connection.send(self._empty_frame(self._engine.load, connection.seen), now)
 
     def _empty_frame(self, load: EngineLoad, seen: int) -> Frame:
-        return Frame(self._identity.epoch, time.time(), load, seen, [], [])
+        epoch = self._identity.epoch
+        return Frame(epoch, time.time(), load, seen, [], [], draining=self.draining)
 
     # -- up ------------------------------------------------------------------------------------
 
@@ -183,6 +203,7 @@ class HopServer:
         finally:
             if connection is not None:
                 self._connections.pop(connection.number, None)
+                self._keeper.lose(connection.number)
                 self._post(commands.DropConnection(connection.number))
             writer.close()
 
@@ -222,8 +243,18 @@ class HopServer:
             return
         if isinstance(message, Hello):
             raise WireError("a second hello")
+        if isinstance(message, Adopt):
+            self._hand_over(connection, message)
+            return
+        if isinstance(message, Forget):
+            self._keeper.forget(message.token)
+            return
+        if isinstance(message, Drain):
+            self.drain(message.undo)
+            return
         key = StreamKey(connection.number, message.stream)
         if isinstance(message, Abort):
+            self._keeper.drop(key)
             self._post(commands.Abort(key))
         elif isinstance(message, Pause):
             self._post(commands.Pause(key))
@@ -249,7 +280,22 @@ class HopServer:
         except InvalidRequest as error:
             raise WireError(f"stream {message.stream}: {error}") from error
         connection.seen = message.stream
-        self._post(commands.Submit(StreamKey(connection.number, message.stream), request))
+        key = StreamKey(connection.number, message.stream)
+        self._keeper.begin(key, message)
+        self._post(commands.Submit(key, request))
+
+    def _hand_over(self, connection: _Connection, message: Adopt) -> None:
+        """Give a kept log to the router that asks. Whoever has the stream still is told."""
+        found = self._keeper.adopt(message.token)
+        log, key = (None, None) if found is None else found
+        if key is not None:
+            self._post(commands.Abort(key))
+            holder = self._connections.get(key.connection)
+            if holder is not None and self._engine is not None:
+                frame = self._empty_frame(self._engine.load, holder.seen)
+                frame.failures.append(Failure(key.stream, RESUMED_ELSEWHERE, []))
+                holder.send(frame, time.monotonic())
+        connection.send(Adopted(message.number, log), time.monotonic())
 
     def _post(self, command: commands.Command) -> None:
         if self._engine is not None:

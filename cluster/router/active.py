@@ -1,4 +1,4 @@
-"""One request in flight at the router: its log, its reader, and where it is being produced."""
+"""One request in flight at the router: its log, its readers, and where it is being produced."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from cluster.core.errors import HeadwayError, SlowReader
+from cluster.core.errors import HeadwayError, ResumedElsewhere, SlowReader
 from cluster.core.outcome import FinishReason
 from cluster.engine.core import StreamStats
 from cluster.fleet.job import Job
@@ -29,23 +29,23 @@ class Producer:
 
 
 class ActiveStream:
-    """Implements TokenStream. The log itself is the queue to the reader, so what is unread is
-    bounded by the sequence's length, and by less once the producer is paused.
+    """The log itself is the queue to the reader, so what is unread is bounded by the sequence's
+    length, and by less once the producer is paused.
 
-    on_close: called once when the reader gives up. on_reader: called when the number of unread
-    tokens has gone down.
+    on_left: called when the reader has left or the output was ended. on_reader: called when the
+    number of unread tokens has gone down.
     """
 
     def __init__(
         self,
         request: GenerationRequest,
-        on_close: Callable[[ActiveStream], None],
+        on_left: Callable[[ActiveStream], None],
         on_reader: Callable[[ActiveStream], None],
     ) -> None:
         self.request = request
-        self.log = TokenLog(request.prompt_ids, request.sampling)
+        self.log = TokenLog(request.prompt_ids, request.sampling, request.emitted_ids)
         self.job = Job(
-            tokens=len(request.prompt_ids),
+            tokens=len(request.prompt_ids) + len(request.emitted_ids),
             sequence_len=len(request.prompt_ids) + request.sampling.max_tokens,
             tenant=request.tenant,
             priority=request.priority,
@@ -58,14 +58,18 @@ class ActiveStream:
         self.timing = StreamTiming()
         self.producer: Producer | None = None
         self.slow_since_s: float | None = None
-        self._on_close = on_close
+        self.resume_token = ""
+        self.expires_s: float | None = None
+        """When it is given up if nobody resumes it; None while somebody reads it."""
+        self._on_left = on_left
         self._on_reader = on_reader
         self._opened_s = time.monotonic()
         self._placed_s: float | None = None
-        self._delivered = 0
+        self._delivered = len(request.emitted_ids)
         self._emit_time_s = 0.0
         self._error: HeadwayError | None = None
         self._closed = False
+        self._reader = 0
         self._wake = asyncio.Event()
 
     @property
@@ -77,9 +81,10 @@ class ActiveStream:
         """Nothing more will be produced for it."""
         return self._closed or self._error is not None or self.log.finish is not None
 
-    def place(self, producer: Producer) -> None:
+    def place(self, producer: Producer, engine_id: str) -> None:
         """An engine takes the log over, from its next index on."""
         self.producer = producer
+        self.timing.engine_ids.append(engine_id)
         # Once tokens have come, an engine has worked on it: no later one says how long it queued.
         self._placed_s = self._age() if not self.log.emitted else None
 
@@ -114,8 +119,13 @@ class ActiveStream:
             self._wake.set()
 
     def check_reader(self, now: float, limit_s: float) -> None:
-        """Fail the stream if its reader has been too slow for too long."""
-        if self.slow_since_s is not None and now - self.slow_since_s > limit_s:
+        """Fail the stream if its reader has been too slow for too long. One that has left is waited
+        for until the stream expires."""
+        if (
+            self.expires_s is None
+            and self.slow_since_s is not None
+            and now - self.slow_since_s > limit_s
+        ):
             self.fail(
                 SlowReader(
                     f"the client left {self.unread} tokens unread for {limit_s:.0f} s; "
@@ -132,10 +142,20 @@ class ActiveStream:
     def _age(self) -> float:
         return time.monotonic() - self._opened_s
 
-    # -- the reader's side ---------------------------------------------------------------------
+    # -- the readers' side ---------------------------------------------------------------------
 
-    async def next(self) -> TokenBatch:
+    def attach(self, next_index: int) -> StreamReader:
+        """A reader from output token `next_index` on; the one before it reads no further."""
+        self._reader += 1
+        self._delivered = next_index
+        self.expires_s = None
+        self._wake.set()
+        return StreamReader(self, self._reader)
+
+    async def next(self, reader: int) -> TokenBatch:
         while True:
+            if reader != self._reader:
+                raise ResumedElsewhere("the stream was resumed by another call")
             if self.unread or self.log.finish is not None:
                 return self._take()
             if self._error is not None:
@@ -143,10 +163,24 @@ class ActiveStream:
             self._wake.clear()
             await self._wake.wait()
 
+    def leave(self, reader: int) -> None:
+        if reader == self._reader and not self._closed and self.expires_s is None:
+            if self.resume_token:
+                self.expires_s = time.monotonic() + self.request.resume_window_s
+            else:
+                self._closed = True
+            self._on_left(self)
+
+    def end(self, reader: int) -> None:
+        if reader == self._reader and not self.over:
+            self.log.finish = FinishReason.STOP
+            self.timing.total_s = self._age()
+            self._on_left(self)
+
     def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._on_close(self)
+        """Nobody will read it any more."""
+        self._closed = True
+        self._wake.set()
 
     def _take(self) -> TokenBatch:
         first = self._delivered
@@ -155,3 +189,32 @@ class ActiveStream:
         finish: FinishReason | None = self.log.finish
         self._on_reader(self)
         return TokenBatch(first, ids, self._emit_time_s, finish)
+
+
+class StreamReader:
+    """Implements TokenStream for one of a stream's readers, of which the newest counts."""
+
+    def __init__(self, stream: ActiveStream, number: int) -> None:
+        self.stream = stream
+        self._number = number
+
+    @property
+    def timing(self) -> StreamTiming:
+        return self.stream.timing
+
+    @property
+    def resume_token(self) -> str:
+        return self.stream.resume_token
+
+    @property
+    def log(self) -> TokenLog:
+        return self.stream.log
+
+    async def next(self) -> TokenBatch:
+        return await self.stream.next(self._number)
+
+    def leave(self) -> None:
+        self.stream.leave(self._number)
+
+    def end(self) -> None:
+        self.stream.end(self._number)

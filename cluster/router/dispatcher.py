@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import secrets
 import time
 from dataclasses import dataclass, field
 
@@ -17,8 +18,10 @@ from cluster.core.errors import (
     HeadwayError,
     InvalidRequest,
     Overloaded,
+    ResumedElsewhere,
     SequenceFailed,
     Unavailable,
+    UnknownResumeToken,
 )
 from cluster.core.modelinfo import ModelInfo
 from cluster.core.request import EngineRequest, check_fits
@@ -29,9 +32,22 @@ from cluster.fleet.relief import Waiting
 from cluster.fleet.snapshot import EngineCapacity, EngineSnapshot
 from cluster.fleet.token_log import SequenceGap
 from cluster.hop.link import EngineLink, LinkSettings
-from cluster.hop.messages import Abort, Failure, Frame, Pause, Resume, Submit, Welcome
-from cluster.router.active import ActiveStream, Producer
-from cluster.router.stream import EngineStatus, GenerationRequest
+from cluster.hop.messages import (
+    RESUMED_ELSEWHERE,
+    Abort,
+    Adopted,
+    Drain,
+    Failure,
+    Forget,
+    Frame,
+    Pause,
+    Resume,
+    Submit,
+    Welcome,
+)
+from cluster.router.active import ActiveStream, Producer, StreamReader
+from cluster.router.adoption import Adoptions, keep_of, request_of
+from cluster.router.stream import EngineStatus, GenerationRequest, QueueStatus, Resumed
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +106,9 @@ class Dispatcher:
         self._by_id: dict[str, _Engine] = {}
         self._active: set[ActiveStream] = set()
         self._of_job: dict[Job, ActiveStream] = {}
+        self._kept: dict[str, ActiveStream] = {}
+        """Streams that can be resumed, by token."""
+        self._adoptions = Adoptions()
         self._told_preemptions: dict[Job, int] = {}
         """Of the streams that wait at the engine whose frame is being taken in."""
         self._model: ModelInfo | None = None
@@ -108,10 +127,15 @@ class Dispatcher:
                 await self._links.pop(address).close()
 
     def end_streams(self) -> None:
-        """End every stream with Unavailable and take no more."""
+        """End every stream with Unavailable and take no more. The engines keep those that can be
+        resumed: no Abort goes out for them, their connection just ends."""
         self._closing = True
         for stream in list(self._active):
-            self._fail(stream, Unavailable("the router is shutting down; ask again elsewhere"))
+            error = Unavailable("the router is shutting down; ask again elsewhere")
+            if stream.resume_token:
+                stream.fail(error)
+            else:
+                self._fail(stream, error)
 
     async def close(self) -> None:
         """End every stream and let the engines go."""
@@ -138,9 +162,20 @@ class Dispatcher:
         now = time.monotonic()
         return [_status(engine, now) for engine in self._engines.values()]
 
+    def queue(self) -> QueueStatus:
+        waiting = self.fleet.waiting
+        return QueueStatus(len(waiting), waiting.tokens, self.fleet.moved)
+
+    def drain(self, engine_id: str, undo: bool) -> int | None:
+        engine = self._by_id.get(engine_id)
+        if engine is None:
+            return None
+        engine.link.send(Drain(undo))
+        return engine.snapshot.streams
+
     # -- streams -------------------------------------------------------------------------------
 
-    async def open(self, request: GenerationRequest) -> ActiveStream:
+    async def open(self, request: GenerationRequest) -> StreamReader:
         if self._closing:
             raise Unavailable("the router is shutting down")
         if len(self._active) >= self.settings.max_streams:
@@ -153,6 +188,7 @@ class Dispatcher:
         engine_request = EngineRequest(
             request.prompt_ids,
             request.sampling,
+            request.emitted_ids,
             priority=request.priority,
             tenant=request.tenant,
             ttft_objective_s=request.ttft_objective_s,
@@ -161,16 +197,64 @@ class Dispatcher:
             check_fits(
                 engine_request, max(e.welcome.max_sequence_len for e in self._engines.values())
             )
+        stream = self._new_stream(request)
+        if request.resume_window_s > 0:
+            self._keep(stream, secrets.token_urlsafe(24))
+        try:
+            self.fleet.offer(stream.job, stream.job.arrival_s)
+        except Overloaded:
+            self._give_up(stream)
+            raise
+        return stream.attach(len(request.emitted_ids))
+
+    async def resume(self, token: str, next_index: int) -> Resumed:
+        stream = self._kept.get(token)
+        if stream is None:
+            stream = await self._adopt(token)
+        held = len(stream.log.emitted)
+        if not 0 <= next_index <= held:
+            raise InvalidRequest.single(
+                "next_index", f"must be between 0 and {held}, what was produced; got {next_index}"
+            )
+        emitted = tuple(stream.log.emitted[:next_index])
+        request = dataclasses.replace(stream.request, emitted_ids=emitted)
+        return Resumed(request, stream.attach(next_index))
+
+    def forget(self, token: str) -> None:
+        stream = self._kept.get(token)
+        if stream is not None:
+            self._give_up(stream)
+        for engine in self._engines.values():
+            engine.link.send(Forget(token))
+
+    def _new_stream(self, request: GenerationRequest) -> ActiveStream:
         stream = ActiveStream(request, self._reader_left, self._reader_caught_up)
-        now = time.monotonic()
-        stream.job.arrival_s = now
+        stream.job.arrival_s = time.monotonic()
         self._active.add(stream)
         self._of_job[stream.job] = stream
-        try:
-            self.fleet.offer(stream.job, now)
-        except Overloaded:
+        return stream
+
+    def _keep(self, stream: ActiveStream, token: str) -> None:
+        stream.resume_token = token
+        self._kept[token] = stream
+
+    async def _adopt(self, token: str) -> ActiveStream:
+        """A stream that another router had, from the engine that produced it."""
+        links = [engine.link for engine in self._engines.values()]
+        found = await self._adoptions.ask(links, token)
+        if token in self._kept:
+            # Two calls asked at the same time; the engine's answer went to the first.
+            return self._kept[token]
+        if found is None or self._closing:
+            raise UnknownResumeToken("no such stream is kept; it may have expired")
+        stream = self._new_stream(request_of(found))
+        self._keep(stream, token)
+        if found.finish is not None:
+            stream.log.finish = found.finish
             self._let_go(stream)
-            raise
+        else:
+            stream.timing.replays += 1
+            self.fleet.again(stream.job, time.monotonic())
         return stream
 
     # -- Courier -------------------------------------------------------------------------------
@@ -179,7 +263,8 @@ class Dispatcher:
         stream, target = self._of_job[job], self._by_id[engine.engine_id]
         number = target.next_stream
         target.next_stream += 1
-        stream.place(Producer(target.link, number, stream.log.open_epoch()))
+        producer = Producer(target.link, number, stream.log.open_epoch())
+        stream.place(producer, engine.engine_id)
         target.streams[number] = stream
         target.link.send(_submit(number, stream))
         return number
@@ -224,6 +309,13 @@ class Dispatcher:
         stream.fail(error)
         self._let_go(stream)
 
+    def _give_up(self, stream: ActiveStream) -> None:
+        """Nobody wants it any more, now or later."""
+        stream.close()
+        if stream.resume_token:
+            self._kept.pop(stream.resume_token, None)
+        self._let_go(stream)
+
     def _let_go(self, stream: ActiveStream) -> None:
         """Free what the stream holds at its engine and here. Idempotent."""
         self._active.discard(stream)
@@ -234,7 +326,8 @@ class Dispatcher:
     # -- readers -------------------------------------------------------------------------------
 
     def _reader_left(self, stream: ActiveStream) -> None:
-        self._let_go(stream)
+        if stream.over:
+            self._let_go(stream)
 
     def _reader_caught_up(self, stream: ActiveStream) -> None:
         stream.slow_since_s = None
@@ -256,6 +349,9 @@ class Dispatcher:
         while True:
             await asyncio.sleep(0.1)
             now = time.monotonic()
+            for stream in list(self._kept.values()):
+                if stream.expires_s is not None and now >= stream.expires_s:
+                    self._give_up(stream)
             for job in self.fleet.overdue(now):
                 stream = self._of_job[job]
                 self._fail(stream, self._why_overdue(stream))
@@ -332,6 +428,12 @@ class Dispatcher:
         self.fleet.heard(engine_id, frame.load, frame.seen, waiting, time.monotonic())
         self._told_preemptions.clear()
 
+        if frame.draining != engine.snapshot.draining:
+            self.fleet.drain(engine_id, undo=not frame.draining)
+
+    def on_adopted(self, link: EngineLink, message: Adopted) -> None:
+        self._adoptions.answered(message)
+
     def on_down(self, link: EngineLink, reason: str) -> None:
         engine = self._engines.pop(link, None)
         if engine is None:
@@ -348,7 +450,10 @@ class Dispatcher:
         stream = engine.streams.pop(failure.stream, None)
         if stream is None:
             return
-        if failure.invalid:
+        if failure.reason == RESUMED_ELSEWHERE:
+            self._fail(stream, ResumedElsewhere(failure.reason))
+            self._give_up(stream)
+        elif failure.invalid:
             violations = [FieldViolation(f, d) for f, d in failure.invalid]
             self._fail(stream, InvalidRequest(violations))
         else:
@@ -365,6 +470,7 @@ def _submit(number: int, stream: ActiveStream) -> Submit:
         tenant=request.tenant,
         priority=request.priority,
         ttft_objective_s=request.ttft_objective_s,
+        keep=keep_of(stream),
     )
 
 
@@ -384,4 +490,5 @@ def _status(engine: _Engine, now: float) -> EngineStatus:
         tokens_per_s=load.tokens_per_s if load else 0.0,
         preemptions=load.preemptions if load else 0,
         frame_age_s=now - engine.link.last_frame_s,
+        draining=engine.snapshot.draining,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from cluster.core.ids import TokenId
@@ -19,6 +19,9 @@ class GenerationRequest:
     tenant: whose request it is; queues are per tenant, and tenants share no KV blocks. priority:
     the larger goes first, in -1000 to 1000. session: requests of one session go to one engine where
     the placement looks at it. ttft_objective_s: when its first token is wanted.
+    stop: strings that end the output, for whoever goes on with it; not looked at by the router.
+    resume_window_s: how long the stream is kept for somebody to resume it; 0 for not at all.
+    emitted_ids: output that was delivered before, by an earlier call.
     """
 
     request_id: str
@@ -28,6 +31,9 @@ class GenerationRequest:
     priority: int = 0
     session: str = ""
     ttft_objective_s: float | None = None
+    stop: tuple[str, ...] = ()
+    resume_window_s: float = 0.0
+    emitted_ids: tuple[TokenId, ...] = ()
 
 
 class TokenBatch(NamedTuple):
@@ -57,12 +63,19 @@ class StreamTiming:
     """How often its KV blocks were taken away and recomputed on its engine."""
     replays: int = 0
     """How often it was moved to another engine (or a restarted one)."""
+    engine_ids: list[str] = field(default_factory=list)
+    """The engines that worked on it, in order."""
 
 
 class TokenStream(Protocol):
-    """One request in flight. One reader."""
+    """A reader of one request in flight; another one may take its place."""
 
-    timing: StreamTiming
+    @property
+    def timing(self) -> StreamTiming: ...
+
+    @property
+    def resume_token(self) -> str:
+        """For TokenSource.resume; "" for a stream that is not kept."""
 
     async def next(self) -> TokenBatch:
         """All tokens that have come since the last call; waits for the first.
@@ -71,9 +84,13 @@ class TokenStream(Protocol):
         Raises the HeadwayError that ended the stream: Unavailable, SequenceFailed, SlowReader, ...
         """
 
-    def close(self) -> None:
-        """Give the request up and free what it holds. Idempotent, never blocks, never raises;
-        call it in a `finally`."""
+    def leave(self) -> None:
+        """Read no further. A stream that can be resumed is kept for its window, any other one is
+        given up and what it holds is freed. Idempotent, never blocks, never raises; call it in a
+        `finally`."""
+
+    def end(self) -> None:
+        """The output ends here, by a stop string: nothing more need be produced. Idempotent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +110,23 @@ class EngineStatus:
     preemptions: int
     frame_age_s: float
     """Seconds since its newest frame."""
+    draining: bool = False
+
+
+class QueueStatus(NamedTuple):
+    """What waits at the router for an engine with room. relief_moves: streams moved between engines
+    because blocks ran out, so far."""
+
+    queued: int
+    queued_tokens: int
+    relief_moves: int
+
+
+class Resumed(NamedTuple):
+    """A stream that goes on. request: as it was asked for, with the ids that the reader has."""
+
+    request: GenerationRequest
+    stream: TokenStream
 
 
 class TokenSource(Protocol):
@@ -108,4 +142,17 @@ class TokenSource(Protocol):
     async def open(self, request: GenerationRequest) -> TokenStream:
         """Place the request. Raises InvalidRequest (can never fit), Overloaded or Unavailable."""
 
+    async def resume(self, token: str, next_index: int) -> Resumed:
+        """Read a kept stream from output token `next_index` on. Raises UnknownResumeToken,
+        InvalidRequest for an index beyond what was produced, Unavailable."""
+
+    def forget(self, token: str) -> None:
+        """Give up a kept stream. Idempotent."""
+
     def engines(self) -> list[EngineStatus]: ...
+
+    def queue(self) -> QueueStatus: ...
+
+    def drain(self, engine_id: str, undo: bool) -> int | None:
+        """No new work for an engine, or work again: the sequences it still has; None if it is not
+        known."""

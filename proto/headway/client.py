@@ -16,6 +16,7 @@ Every call raises errors of `headway.errors`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncGenerator, Generator, Sequence
 from dataclasses import dataclass, field
@@ -39,9 +40,11 @@ from headway.errors import (
     ServerError,
     from_rpc_error,
 )
+from headway.resuming import Progress
 from headway.types import (
     Accepted,
     Completion,
+    Delivery,
     Delta,
     Event,
     Finished,
@@ -62,6 +65,7 @@ __all__ = [
     "Completion",
     "Connection",
     "DeadlineExceeded",
+    "Delivery",
     "Delta",
     "Event",
     "FieldViolation",
@@ -79,6 +83,8 @@ __all__ = [
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 READY_POLL_S = 0.2
+FORGET_TIMEOUT_S = 2.0
+"""A request that is given up should be freed at once; it expires by itself if nobody answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,15 +167,19 @@ class Client:
         sampling: Sampling | None = None,
         *,
         model: str = "",
+        delivery: Delivery | None = None,
         timeout_s: float | None = None,
     ) -> Generator[Event, None, None]:
         """Stream an output: Accepted, Deltas, Finished. The call starts with the first next().
 
-        Closing the iterator (or leaving the loop and dropping it) cancels the call.
+        Closing the iterator (or leaving the loop and dropping it) gives the request up. With a
+        resume window a lost call is gone on with; timeout_s is then each call's own.
         """
         types.check_timeout(timeout_s)
-        request = types.generate_request(prompt, sampling, model)
-        return self._events(request, timeout_s)
+        request = types.generate_request(prompt, sampling, model, delivery)
+        if request.resume_window_s > 0:
+            return self._resuming(request, timeout_s)
+        return self._events(self._inference.Generate, request, timeout_s)
 
     def complete(
         self,
@@ -177,10 +187,11 @@ class Client:
         sampling: Sampling | None = None,
         *,
         model: str = "",
+        delivery: Delivery | None = None,
         timeout_s: float | None = None,
     ) -> Completion:
         """A whole output at once."""
-        request = types.generate_request(prompt, sampling, model)
+        request = types.generate_request(prompt, sampling, model, delivery)
         return types.completion_of(self._call(self._inference.Complete, request, timeout_s))
 
     def tokenize(
@@ -216,10 +227,50 @@ class Client:
         while not self.ready(timeout_s=_left(deadline, timeout_s)):
             time.sleep(min(READY_POLL_S, _left(deadline, timeout_s)))
 
-    def _events(
+    def resume(
+        self, resume_token: str, next_index: int, *, timeout_s: float | None = None
+    ) -> Generator[Event, None, None]:
+        """A kept stream from output token `next_index` on."""
+        types.check_timeout(timeout_s)
+        request = inference_pb2.ResumeRequest(resume_token=resume_token, next_index=next_index)
+        return self._events(self._inference.Resume, request, timeout_s)
+
+    def forget(self, resume_token: str, *, timeout_s: float | None = None) -> None:
+        """Give up a kept stream."""
+        request = inference_pb2.ForgetRequest(resume_token=resume_token)
+        self._call(self._inference.Forget, request, timeout_s)
+
+    def drain(self, engine_id: str, *, undo: bool = False, timeout_s: float | None = None) -> int:
+        """No new work for an engine (or work again); the sequences it still has."""
+        request = admin_pb2.DrainEngineRequest(engine_id=engine_id, undo=undo)
+        return int(self._call(self._admin.DrainEngine, request, timeout_s).remaining)
+
+    def _resuming(
         self, request: inference_pb2.GenerateRequest, timeout_s: float | None
     ) -> Generator[Event, None, None]:
-        call = self._inference.Generate(request, timeout=timeout_s, metadata=self._metadata)
+        progress = Progress(request)
+        method: Any = self._inference.Generate
+        message: Any = request
+        try:
+            while not progress.finished:
+                try:
+                    for event in self._events(method, message, timeout_s):
+                        if (fresh := progress.take(event)) is not None:
+                            yield fresh
+                except HeadwayRpcError as error:
+                    time.sleep(progress.pause_s(error))
+                    message = progress.next_request()
+                    by_token = isinstance(message, inference_pb2.ResumeRequest)
+                    method = self._inference.Resume if by_token else self._inference.Generate
+        finally:
+            if progress.token and not progress.finished:
+                with contextlib.suppress(HeadwayRpcError):
+                    self.forget(progress.token, timeout_s=FORGET_TIMEOUT_S)
+
+    def _events(
+        self, method: Any, request: Any, timeout_s: float | None
+    ) -> Generator[Event, None, None]:
+        call = method(request, timeout=timeout_s, metadata=self._metadata)
         try:
             for message in call:
                 event = types.event_of(message)
@@ -281,16 +332,20 @@ class AsyncClient:
         sampling: Sampling | None = None,
         *,
         model: str = "",
+        delivery: Delivery | None = None,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[Event, None]:
         """Stream an output: Accepted, Deltas, Finished. The call starts with the first event.
 
-        aclose() cancels the call. A loop that is left early closes an asynchronous generator only
-        when that is collected; contextlib.aclosing does it at once.
+        aclose() gives the request up. A loop that is left early closes an asynchronous generator
+        only when that is collected; contextlib.aclosing does it at once. With a resume window a
+        lost call is gone on with; timeout_s is then each call's own.
         """
         types.check_timeout(timeout_s)
-        request = types.generate_request(prompt, sampling, model)
-        return self._events(request, timeout_s)
+        request = types.generate_request(prompt, sampling, model, delivery)
+        if request.resume_window_s > 0:
+            return self._resuming(request, timeout_s)
+        return self._events(self._inference.Generate, request, timeout_s)
 
     async def complete(
         self,
@@ -298,10 +353,11 @@ class AsyncClient:
         sampling: Sampling | None = None,
         *,
         model: str = "",
+        delivery: Delivery | None = None,
         timeout_s: float | None = None,
     ) -> Completion:
         """A whole output at once."""
-        request = types.generate_request(prompt, sampling, model)
+        request = types.generate_request(prompt, sampling, model, delivery)
         response = await self._call(self._inference.Complete, request, timeout_s)
         return types.completion_of(response)
 
@@ -342,10 +398,55 @@ class AsyncClient:
                 return
             await asyncio.sleep(min(READY_POLL_S, _left(deadline, timeout_s)))
 
-    async def _events(
+    def resume(
+        self, resume_token: str, next_index: int, *, timeout_s: float | None = None
+    ) -> AsyncGenerator[Event, None]:
+        """A kept stream from output token `next_index` on."""
+        types.check_timeout(timeout_s)
+        request = inference_pb2.ResumeRequest(resume_token=resume_token, next_index=next_index)
+        return self._events(self._inference.Resume, request, timeout_s)
+
+    async def forget(self, resume_token: str, *, timeout_s: float | None = None) -> None:
+        """Give up a kept stream."""
+        request = inference_pb2.ForgetRequest(resume_token=resume_token)
+        await self._call(self._inference.Forget, request, timeout_s)
+
+    async def drain(
+        self, engine_id: str, *, undo: bool = False, timeout_s: float | None = None
+    ) -> int:
+        """No new work for an engine (or work again); the sequences it still has."""
+        request = admin_pb2.DrainEngineRequest(engine_id=engine_id, undo=undo)
+        return int((await self._call(self._admin.DrainEngine, request, timeout_s)).remaining)
+
+    async def _resuming(
         self, request: inference_pb2.GenerateRequest, timeout_s: float | None
     ) -> AsyncGenerator[Event, None]:
-        call = self._inference.Generate(request, timeout=timeout_s, metadata=self._metadata)
+        progress = Progress(request)
+        method: Any = self._inference.Generate
+        message: Any = request
+        try:
+            while not progress.finished:
+                try:
+                    async with contextlib.aclosing(
+                        self._events(method, message, timeout_s)
+                    ) as events:
+                        async for event in events:
+                            if (fresh := progress.take(event)) is not None:
+                                yield fresh
+                except HeadwayRpcError as error:
+                    await asyncio.sleep(progress.pause_s(error))
+                    message = progress.next_request()
+                    by_token = isinstance(message, inference_pb2.ResumeRequest)
+                    method = self._inference.Resume if by_token else self._inference.Generate
+        finally:
+            if progress.token and not progress.finished:
+                with contextlib.suppress(HeadwayRpcError):
+                    await self.forget(progress.token, timeout_s=FORGET_TIMEOUT_S)
+
+    async def _events(
+        self, method: Any, request: Any, timeout_s: float | None
+    ) -> AsyncGenerator[Event, None]:
+        call = method(request, timeout=timeout_s, metadata=self._metadata)
         try:
             async for message in call:
                 event = types.event_of(message)

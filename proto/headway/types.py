@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from headway.errors import FieldViolation, InvalidRequest
@@ -43,17 +43,39 @@ class Sampling:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """How a request is to be treated, whatever it asks for; see inference.proto.
+
+    resume_window_s: after the loss of a call the client goes on with the stream for so long, from
+    whichever router answers, without losing or repeating anything; 0 ends it with the error.
+    """
+
+    tenant: str = ""
+    priority: int = 0
+    session: str = ""
+    ttft_objective_s: float | None = None
+    resume_window_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """First event of a stream. seed: repeats this output when sent with the same request."""
+    """First event of a stream. seed: repeats this output when sent with the same request.
+    resume_token: names the stream if it is kept, else ""."""
 
     request_id: str
     model: str
     prompt_tokens: int
     seed: int
     max_tokens: int
+    resume_token: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +96,7 @@ class Finished:
     reason: "stop" or "length". matched_stop: the stop string or the stop token's id, if one was.
     completion_tokens: ids that were sent. Times are seconds from the request's arrival at the
     router, None when unknown; preemptions and replays count what the request went through.
+    engine_ids: the engines that worked on it, in order.
     """
 
     reason: str
@@ -85,6 +108,7 @@ class Finished:
     total_s: float | None
     preemptions: int
     replays: int
+    engine_ids: tuple[str, ...] = ()
 
 
 Event: TypeAlias = Accepted | Delta | Finished
@@ -130,11 +154,14 @@ class Engine:
     tokens_per_s: float
     preemptions: int
     frame_age_s: float
+    draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The fleet as one router sees it. model: None until a first engine has connected."""
+    """The fleet as one router sees it. model: None until a first engine has connected. queued,
+    queued_tokens: what waits at the router for an engine with room. relief_moves: streams moved
+    between engines because blocks ran out."""
 
     version: str
     uptime_s: float
@@ -142,13 +169,17 @@ class Status:
     ready: bool
     model: Model | None
     engines: tuple[Engine, ...]
+    queued: int = 0
+    queued_tokens: int = 0
+    relief_moves: int = 0
 
 
 def generate_request(
-    prompt: Prompt, sampling: Sampling | None, model: str
+    prompt: Prompt, sampling: Sampling | None, model: str, delivery: Delivery | None = None
 ) -> inference_pb2.GenerateRequest:
     """The wire message. Raises InvalidRequest for what no message can hold."""
     fields = sampling or Sampling()
+    wishes = delivery or Delivery()
     _check_lists(fields)
     try:
         request = inference_pb2.GenerateRequest(
@@ -163,7 +194,17 @@ def generate_request(
                 seed=fields.seed,
                 stop=fields.stop,
                 stop_token_ids=fields.stop_token_ids,
+                repetition_penalty=fields.repetition_penalty,
+                presence_penalty=fields.presence_penalty,
+                frequency_penalty=fields.frequency_penalty,
+                logit_bias=fields.logit_bias,
+                allowed_token_ids=fields.allowed_token_ids,
             ),
+            tenant=wishes.tenant,
+            priority=wishes.priority,
+            session=wishes.session,
+            ttft_objective_s=wishes.ttft_objective_s,
+            resume_window_s=wishes.resume_window_s,
         )
         if fields.ignore_eos is not None:
             request.sampling.ignore_eos = fields.ignore_eos
@@ -222,9 +263,10 @@ def _check_lists(sampling: Sampling) -> None:
     if isinstance(sampling.stop, str | bytes):
         problem = f"must be a tuple of strings, got {sampling.stop!r}; write ({sampling.stop!r},)"
         raise _invalid("sampling.stop", problem)
-    if isinstance(sampling.stop_token_ids, str | bytes):
-        problem = f"must be a tuple of token ids, got {sampling.stop_token_ids!r}"
-        raise _invalid("sampling.stop_token_ids", problem)
+    for name in ("stop_token_ids", "allowed_token_ids"):
+        value = getattr(sampling, name)
+        if isinstance(value, str | bytes):
+            raise _invalid(f"sampling.{name}", f"must be a tuple of token ids, got {value!r}")
 
 
 def _check_turns(messages: Sequence[Message]) -> None:
@@ -267,6 +309,7 @@ def accepted_of(message: inference_pb2.Accepted) -> Accepted:
         prompt_tokens=message.prompt_tokens,
         seed=message.seed,
         max_tokens=message.max_tokens,
+        resume_token=message.resume_token,
     )
 
 
@@ -288,6 +331,7 @@ def finished_of(message: inference_pb2.Finished) -> Finished:
         total_s=timing.total_s if timing.HasField("total_s") else None,
         preemptions=timing.preemptions,
         replays=timing.replays,
+        engine_ids=tuple(timing.engine_ids),
     )
 
 
@@ -321,6 +365,9 @@ def status_of(message: admin_pb2.GetStatusResponse) -> Status:
         ready=message.router.ready,
         model=model_of(message.model) if message.HasField("model") else None,
         engines=tuple(_engine_of(engine) for engine in message.engines),
+        queued=message.router.queued,
+        queued_tokens=message.router.queued_tokens,
+        relief_moves=message.router.relief_moves,
     )
 
 
@@ -338,4 +385,5 @@ def _engine_of(message: admin_pb2.EngineStatus) -> Engine:
         tokens_per_s=message.tokens_per_s,
         preemptions=message.preemptions,
         frame_age_s=message.frame_age_s,
+        draining=message.draining,
     )

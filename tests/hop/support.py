@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from cluster.core.plan import StepPlan
+from cluster.core.plan import StepPlan, StepResult
 from cluster.core.policies import PolicyChoice
 from cluster.core.sampling import SamplingParams
 from cluster.fleet.dispatch import FleetSettings
@@ -18,6 +18,7 @@ from cluster.hop.service import EngineOptions, EngineService
 from cluster.router.dispatcher import Dispatcher, DispatcherSettings
 from cluster.router.stream import GenerationRequest, TokenBatch, TokenStream
 from cluster.sim.shadow import FinishedStep, ShadowExecutor, reference_output
+from tests.lagging import LaggingShadow
 
 SECRET = "test-secret"
 VOCAB = 97
@@ -35,6 +36,18 @@ class PacedExecutor(ShadowExecutor):
         return super().submit(plan)
 
 
+class PacedLagging(LaggingShadow):
+    """The same with two steps under way: the next one is planned before the first is done."""
+
+    def __init__(self, step_s: float, *, num_blocks: int, block_size: int) -> None:
+        super().__init__(num_blocks=num_blocks, block_size=block_size, vocab=VOCAB, max_len=400)
+        self.step_s = step_s
+
+    def finish(self, plan: StepPlan) -> StepResult:
+        time.sleep(self.step_s)
+        return super().finish(plan)
+
+
 @dataclass
 class Engine:
     """One engine on loopback; stop() closes its connections as a death would."""
@@ -44,9 +57,10 @@ class Engine:
     step_s: float = 0.001
     policies: PolicyChoice = field(default_factory=PolicyChoice)
     step_log_folder: str | None = None
+    executor_type: type[PacedExecutor] | type[PacedLagging] = PacedExecutor
 
     async def start(self, port: int = 0) -> tuple[str, int]:
-        self.executor = PacedExecutor(self.step_s, num_blocks=self.num_blocks, block_size=4)
+        self.executor = self.executor_type(self.step_s, num_blocks=self.num_blocks, block_size=4)
         options = EngineOptions(
             engine_id=self.name,
             secret=SECRET,
@@ -123,7 +137,7 @@ async def read_all(stream: TokenStream) -> list[int]:
             if batch.finish is not None:
                 return ids
     finally:
-        stream.close()
+        stream.leave()
 
 
 async def settled(engine: Engine, timeout_s: float = 5.0) -> None:

@@ -179,8 +179,8 @@ def test_closing_frees_the_blocks_at_once():
             stream = await dispatcher.open(request(1, max_tokens=200))
             await stream.next()
             step = engine.loop.load.step
-            stream.close()
-            stream.close()
+            stream.leave()
+            stream.leave()
             await settled(engine)
             assert engine.loop.load.step - step <= 3
             assert dispatcher.active_streams == 0
@@ -218,7 +218,7 @@ def test_overload_is_refused_with_a_time_to_retry():
                 await dispatcher.open(request(3))
             assert refusal.value.retry_after_s > 0
             for stream in streams:
-                stream.close()
+                stream.leave()
             req = request(4)
             assert await read_all(await dispatcher.open(req)) == expected(req)
 

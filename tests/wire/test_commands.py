@@ -158,8 +158,10 @@ def test_nobody_answers(
 def test_a_server_error_in_mid_stream(wire: Wire, capsys: pytest.CaptureFixture[str]) -> None:
     wire.source.script.error = Unavailable("no engine is left")
     wire.source.script.error_after = 3
-    assert headway("generate", "--address", wire.address, "hi") == 1
+    options = ["--address", wire.address, "--resume-window", "0.3"]
+    assert headway("generate", *options, "hi") == 1
     assert "no engine is left" in capsys.readouterr().err
+    assert len(wire.source.opened) > 1, "it was not tried again within the window"
 
 
 def test_a_model_without_template_takes_the_prompt_as_it_is(

@@ -55,8 +55,10 @@ def without_json_names(
 ) -> descriptor_pb2.FileDescriptorProto:
     """Only the compiler's own output carries them."""
     for message in file.message_type:
-        for field in message.field:
-            field.ClearField("json_name")
+        # A map is a nested message.
+        for one in (message, *message.nested_type):
+            for field in one.field:
+                field.ClearField("json_name")
     return file
 
 

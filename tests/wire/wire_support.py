@@ -13,7 +13,7 @@ from typing import ParamSpec
 import grpc.aio
 from google.rpc import error_details_pb2, status_pb2
 
-from cluster.core.errors import HeadwayError
+from cluster.core.errors import HeadwayError, UnknownResumeToken
 from cluster.core.modelinfo import ModelInfo
 from cluster.core.outcome import FinishReason
 from cluster.gateway.config import GatewayConfig, Limits
@@ -21,6 +21,8 @@ from cluster.gateway.server import GatewayServer, build_server
 from cluster.router.stream import (
     EngineStatus,
     GenerationRequest,
+    QueueStatus,
+    Resumed,
     StreamTiming,
     TokenBatch,
 )
@@ -79,7 +81,8 @@ class ScriptedStream:
         self.closed = 0
         self._source = source
         self._script = source.script
-        self._sent = 0
+        self._sent = len(request.emitted_ids)
+        self.resume_token = ""
 
     async def next(self) -> TokenBatch:
         script, params = self._script, self.request.sampling
@@ -99,9 +102,12 @@ class ScriptedStream:
             self.timing.total_s = 0.003
         return TokenBatch(first, ids, time.time(), finish)
 
-    def close(self) -> None:
+    def leave(self) -> None:
         self.closed += 1
         self._source.open_streams.discard(self)
+
+    def end(self) -> None:
+        """A script needs no telling."""
 
 
 @dataclass(eq=False)
@@ -114,6 +120,7 @@ class ScriptedSource:
     open_error: HeadwayError | None = None
     opened: list[ScriptedStream] = field(default_factory=list)
     open_streams: set[ScriptedStream] = field(default_factory=set)
+    drained: list[tuple[str, bool]] = field(default_factory=list)
 
     def ready(self) -> bool:
         return self.is_ready
@@ -125,6 +132,19 @@ class ScriptedSource:
         self.opened.append(stream)
         self.open_streams.add(stream)
         return stream
+
+    async def resume(self, token: str, next_index: int) -> Resumed:
+        raise UnknownResumeToken("a script keeps nothing")
+
+    def forget(self, token: str) -> None:
+        """Nothing is kept."""
+
+    def queue(self) -> QueueStatus:
+        return QueueStatus(3, 450, 7)
+
+    def drain(self, engine_id: str, undo: bool) -> int | None:
+        self.drained.append((engine_id, undo))
+        return 5 if engine_id in ("engine-a", "engine-b") else None
 
     def engines(self) -> list[EngineStatus]:
         return [

@@ -7,6 +7,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class DrainEngineRequest(_message.Message):
+    __slots__ = ("engine_id", "undo")
+    ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
+    UNDO_FIELD_NUMBER: _ClassVar[int]
+    engine_id: str
+    undo: bool
+    def __init__(self, engine_id: _Optional[str] = ..., undo: bool = ...) -> None: ...
+
+class DrainEngineResponse(_message.Message):
+    __slots__ = ("remaining",)
+    REMAINING_FIELD_NUMBER: _ClassVar[int]
+    remaining: int
+    def __init__(self, remaining: _Optional[int] = ...) -> None: ...
+
 class GetStatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -22,19 +36,25 @@ class GetStatusResponse(_message.Message):
     def __init__(self, router: _Optional[_Union[RouterStatus, _Mapping]] = ..., model: _Optional[_Union[_inference_pb2.Model, _Mapping]] = ..., engines: _Optional[_Iterable[_Union[EngineStatus, _Mapping]]] = ...) -> None: ...
 
 class RouterStatus(_message.Message):
-    __slots__ = ("version", "uptime_s", "active_streams", "ready")
+    __slots__ = ("version", "uptime_s", "active_streams", "ready", "queued", "queued_tokens", "relief_moves")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_STREAMS_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RELIEF_MOVES_FIELD_NUMBER: _ClassVar[int]
     version: str
     uptime_s: float
     active_streams: int
     ready: bool
-    def __init__(self, version: _Optional[str] = ..., uptime_s: _Optional[float] = ..., active_streams: _Optional[int] = ..., ready: bool = ...) -> None: ...
+    queued: int
+    queued_tokens: int
+    relief_moves: int
+    def __init__(self, version: _Optional[str] = ..., uptime_s: _Optional[float] = ..., active_streams: _Optional[int] = ..., ready: bool = ..., queued: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., relief_moves: _Optional[int] = ...) -> None: ...
 
 class EngineStatus(_message.Message):
-    __slots__ = ("engine_id", "address", "epoch", "connected", "blocks_total", "blocks_free", "running", "waiting", "step", "tokens_per_s", "preemptions", "frame_age_s")
+    __slots__ = ("engine_id", "address", "epoch", "connected", "blocks_total", "blocks_free", "running", "waiting", "step", "tokens_per_s", "preemptions", "frame_age_s", "draining")
     ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +67,7 @@ class EngineStatus(_message.Message):
     TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     FRAME_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     engine_id: str
     address: str
     epoch: int
@@ -59,4 +80,5 @@ class EngineStatus(_message.Message):
     tokens_per_s: float
     preemptions: int
     frame_age_s: float
-    def __init__(self, engine_id: _Optional[str] = ..., address: _Optional[str] = ..., epoch: _Optional[int] = ..., connected: bool = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., step: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., preemptions: _Optional[int] = ..., frame_age_s: _Optional[float] = ...) -> None: ...
+    draining: bool
+    def __init__(self, engine_id: _Optional[str] = ..., address: _Optional[str] = ..., epoch: _Optional[int] = ..., connected: bool = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., step: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., preemptions: _Optional[int] = ..., frame_age_s: _Optional[float] = ..., draining: bool = ...) -> None: ...

@@ -39,6 +39,11 @@ class AdminStub(object):
                 request_serializer=headway_dot_v1_dot_admin__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=headway_dot_v1_dot_admin__pb2.GetStatusResponse.FromString,
                 _registered_method=True)
+        self.DrainEngine = channel.unary_unary(
+                '/headway.v1.Admin/DrainEngine',
+                request_serializer=headway_dot_v1_dot_admin__pb2.DrainEngineRequest.SerializeToString,
+                response_deserializer=headway_dot_v1_dot_admin__pb2.DrainEngineResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer(object):
@@ -51,6 +56,14 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DrainEngine(self, request, context):
+        """No new work for an engine, on all routers; what it has is finished. NOT_FOUND for an engine that
+        the router does not know.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -58,6 +71,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.GetStatus,
                     request_deserializer=headway_dot_v1_dot_admin__pb2.GetStatusRequest.FromString,
                     response_serializer=headway_dot_v1_dot_admin__pb2.GetStatusResponse.SerializeToString,
+            ),
+            'DrainEngine': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainEngine,
+                    request_deserializer=headway_dot_v1_dot_admin__pb2.DrainEngineRequest.FromString,
+                    response_serializer=headway_dot_v1_dot_admin__pb2.DrainEngineResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -87,6 +105,33 @@ class Admin(object):
             '/headway.v1.Admin/GetStatus',
             headway_dot_v1_dot_admin__pb2.GetStatusRequest.SerializeToString,
             headway_dot_v1_dot_admin__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainEngine(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.v1.Admin/DrainEngine',
+            headway_dot_v1_dot_admin__pb2.DrainEngineRequest.SerializeToString,
+            headway_dot_v1_dot_admin__pb2.DrainEngineResponse.FromString,
             options,
             channel_credentials,
             insecure,

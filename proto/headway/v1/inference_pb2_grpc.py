@@ -39,6 +39,16 @@ class InferenceStub(object):
                 request_serializer=headway_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=headway_dot_v1_dot_inference__pb2.GenerateEvent.FromString,
                 _registered_method=True)
+        self.Resume = channel.unary_stream(
+                '/headway.v1.Inference/Resume',
+                request_serializer=headway_dot_v1_dot_inference__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=headway_dot_v1_dot_inference__pb2.GenerateEvent.FromString,
+                _registered_method=True)
+        self.Forget = channel.unary_unary(
+                '/headway.v1.Inference/Forget',
+                request_serializer=headway_dot_v1_dot_inference__pb2.ForgetRequest.SerializeToString,
+                response_deserializer=headway_dot_v1_dot_inference__pb2.ForgetResponse.FromString,
+                _registered_method=True)
         self.Complete = channel.unary_unary(
                 '/headway.v1.Inference/Complete',
                 request_serializer=headway_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
@@ -63,6 +73,23 @@ class InferenceServicer(object):
         """Streams the answer: one Accepted, any number of Deltas, one Finished, then status OK.
         A stream that ends without Finished has failed, and its status says why.
         To give a request up, cancel the call: the server frees everything that it holds.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """Goes on with a stream whose call, connection or router was lost, from any router of the fleet:
+        Accepted again, then the output from next_index on. Whoever still reads it gets ABORTED.
+        NOT_FOUND for a token that is unknown or has expired; a client that has kept request, seed and
+        ids can then send the request again with GenerateRequest.emitted_ids.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Forget(self, request, context):
+        """Gives up a stream that could be resumed, and everything kept of it. Unknown tokens are fine.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -96,6 +123,16 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=headway_dot_v1_dot_inference__pb2.GenerateRequest.FromString,
                     response_serializer=headway_dot_v1_dot_inference__pb2.GenerateEvent.SerializeToString,
+            ),
+            'Resume': grpc.unary_stream_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=headway_dot_v1_dot_inference__pb2.ResumeRequest.FromString,
+                    response_serializer=headway_dot_v1_dot_inference__pb2.GenerateEvent.SerializeToString,
+            ),
+            'Forget': grpc.unary_unary_rpc_method_handler(
+                    servicer.Forget,
+                    request_deserializer=headway_dot_v1_dot_inference__pb2.ForgetRequest.FromString,
+                    response_serializer=headway_dot_v1_dot_inference__pb2.ForgetResponse.SerializeToString,
             ),
             'Complete': grpc.unary_unary_rpc_method_handler(
                     servicer.Complete,
@@ -140,6 +177,60 @@ class Inference(object):
             '/headway.v1.Inference/Generate',
             headway_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
             headway_dot_v1_dot_inference__pb2.GenerateEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/headway.v1.Inference/Resume',
+            headway_dot_v1_dot_inference__pb2.ResumeRequest.SerializeToString,
+            headway_dot_v1_dot_inference__pb2.GenerateEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Forget(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.v1.Inference/Forget',
+            headway_dot_v1_dot_inference__pb2.ForgetRequest.SerializeToString,
+            headway_dot_v1_dot_inference__pb2.ForgetResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,12 +27,14 @@ def test_zero_and_false_are_sent() -> None:
 
 
 def test_every_sampling_field_is_carried() -> None:
-    full = Sampling(9, 1, 0.5, 40, 0.9, 0.1, 7, ("a",), (3,), True)
+    full = Sampling(
+        9, 1, 0.5, 40, 0.9, 0.1, 7, ("a",), (3,), True, 1.5, 0.5, 0.25, {4: 1.5}, (5, 6)
+    )
     message = types.generate_request([1], full, "m").sampling
     for field in dataclasses.fields(Sampling):
         value = getattr(message, field.name)
         expected = getattr(full, field.name)
-        assert (tuple(value) if isinstance(expected, tuple) else value) == expected
+        assert (tuple(value) if isinstance(expected, tuple) else value) == expected, field.name
     assert {field.name for field in dataclasses.fields(Sampling)} == {
         field.name for field in pb.SamplingParams.DESCRIPTOR.fields
     }

@@ -15,7 +15,7 @@ from cluster.core.outcome import FinishReason
 from cluster.core.sampling import SamplingParams
 from cluster.gateway import mapping
 from cluster.gateway.status import UnknownModel
-from cluster.router.stream import StreamTiming, TokenBatch
+from cluster.router.stream import GenerationRequest, StreamTiming, TokenBatch
 from cluster.text.folder import GenerationDefaults
 from headway.v1 import inference_pb2 as pb
 from tests.wire.wire_support import tiny_model
@@ -126,7 +126,9 @@ def test_duplicate_stop_strings_are_one() -> None:
 
 def test_events() -> None:
     params = SamplingParams(max_tokens=9, seed=2**64 - 1)
-    accepted = mapping.accepted_event("id", MODEL, 3, params).accepted
+    request = GenerationRequest("id", (5, 6, 7), params)
+    accepted = mapping.accepted_event(request, MODEL, "tok").accepted
+    assert (accepted.request_id, accepted.resume_token) == ("id", "tok")
     assert (accepted.seed, accepted.max_tokens, accepted.prompt_tokens) == (2**64 - 1, 9, 3)
     batch = TokenBatch(4, [7, 8, 9], 1_700_000_000.25, None)
     delta = mapping.delta_event(batch, 2, "ab").delta

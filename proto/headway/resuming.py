@@ -1,0 +1,76 @@
+"""What a client must remember of a stream to go on with it after its call was lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from headway.errors import HeadwayRpcError, RetryableError
+from headway.types import Accepted, Delta, Event, Finished
+from headway.v1 import inference_pb2
+
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 1.0
+UNKNOWN_TOKEN = "UNKNOWN_RESUME_TOKEN"
+
+
+class Progress:
+    """Of one request with a resume window. A loss is forgiven if the stream goes on within the
+    window; after that the error stands."""
+
+    def __init__(
+        self,
+        request: inference_pb2.GenerateRequest,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._request = request
+        self._clock = clock
+        self.token = ""
+        """Of the stream, once it is accepted; "" when it is not kept any more."""
+        self.finished = False
+        self._seed: int | None = None
+        self._ids: list[int] = list(request.emitted_ids)
+        self._lost_s: float | None = None
+        self._pause_s = FIRST_PAUSE_S
+
+    def take(self, event: Event) -> Event | None:
+        """Note an event of a call; the event for the caller, None if it has it already."""
+        if isinstance(event, Accepted):
+            first = self._seed is None
+            self.token, self._seed = event.resume_token, event.seed
+            return event if first else None
+        # An Accepted alone is no progress: the next loss may come before any token.
+        self._lost_s = None
+        self._pause_s = FIRST_PAUSE_S
+        if isinstance(event, Delta):
+            self._ids += event.token_ids
+        elif isinstance(event, Finished):
+            self.finished = True
+        return event
+
+    def pause_s(self, error: HeadwayRpcError) -> float:
+        """Seconds to wait before the next call. Raises `error` if there is to be none."""
+        if error.reason == UNKNOWN_TOKEN and self._seed is not None:
+            # Nobody has the log, but here are all of its parts.
+            self.token = ""
+        elif not isinstance(error, RetryableError) or self._seed is None or self.finished:
+            raise error
+        now = self._clock()
+        if self._lost_s is None:
+            self._lost_s = now
+        if now - self._lost_s > self._request.resume_window_s:
+            raise error
+        pause, self._pause_s = self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
+        return pause
+
+    def next_request(self) -> inference_pb2.ResumeRequest | inference_pb2.GenerateRequest:
+        """Resume by token; without one the request itself, with what it has given so far."""
+        if self.token:
+            return inference_pb2.ResumeRequest(resume_token=self.token, next_index=len(self._ids))
+        again = inference_pb2.GenerateRequest()
+        again.CopyFrom(self._request)
+        del again.emitted_ids[:]
+        again.emitted_ids.extend(self._ids)
+        if self._seed is not None:
+            again.sampling.seed = self._seed
+        return again
