@@ -8,11 +8,11 @@ BIN := $(VENV)/bin
 ARGS ?=
 PYTEST_ARGS ?=
 
-.PHONY: help install install-test serve test test-flash test-gpu loadtest bench-cpu bench-gpu lint types imports stubs check clean
+.PHONY: help install install-test serve test test-flash test-gpu loadtest chaos bench-cpu bench-gpu lint types imports stubs check clean
 
 help:
 	@sed -n '1,4s/^# //p' $(firstword $(MAKEFILE_LIST))
-	@echo "targets: install serve test test-flash test-gpu loadtest bench-cpu bench-gpu lint types imports stubs check clean"
+	@echo "targets: install serve test test-flash test-gpu loadtest chaos bench-cpu bench-gpu lint types imports stubs check clean"
 
 install:
 	@PYTHON=$(PYTHON) deploy/install.sh $(VENV) base
@@ -38,6 +38,9 @@ test-gpu: install-test
 loadtest:
 	@PYTHON=$(PYTHON) deploy/install.sh $(VENV) load
 	@$(BIN)/headway loadtest quick $(ARGS)
+
+chaos: install-test
+	$(BIN)/python -m tests.chaos $(ARGS)
 
 bench-cpu: install
 	$(BIN)/python -m workers.bench_cpu $(ARGS)

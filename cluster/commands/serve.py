@@ -193,7 +193,13 @@ def _gateway(args: argparse.Namespace) -> GatewayConfig:
     if (args.tls_certificate is None) != (args.tls_key is None):
         raise ConfigError("--tls-certificate and --tls-key go together; one is missing")
     tls = TlsFiles(args.tls_certificate, args.tls_key) if args.tls_key is not None else None
-    return GatewayConfig(address=args.address, tls=tls, api_keys_file=args.api_keys_file)
+    return GatewayConfig(
+        address=args.address,
+        # Routers of one node share the port; the kernel deals the connections out.
+        reuse_port=args.routers > 1,
+        tls=tls,
+        api_keys_file=args.api_keys_file,
+    )
 
 
 def _model_folder(given: str | None, say: Any) -> Path:

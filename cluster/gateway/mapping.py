@@ -359,6 +359,7 @@ def finished_event(
                 preemptions=timing.preemptions,
                 replays=timing.replays,
                 engine_ids=timing.engine_ids,
+                recomputed_tokens=timing.recomputed_tokens,
             ),
         )
     )

@@ -161,9 +161,17 @@ class EngineLink:
 
     async def _watch_silence(self) -> None:
         """A timer beside the reader: a timeout around every read would cost a task per frame."""
-        limit = self._settings.silence_s
-        while time.monotonic() - self.last_frame_s < limit:
-            await asyncio.sleep(limit / 8)
+        limit, tick = self._settings.silence_s, self._settings.silence_s / 8
+        silent_s, heard_s, before = 0.0, self.last_frame_s, time.monotonic()
+        while silent_s < limit:
+            await asyncio.sleep(tick)
+            now = time.monotonic()
+            # While this process itself was stopped, nobody could be heard: suspicion is not death.
+            silent_s += min(now - before, 2 * tick)
+            before = now
+            if self.last_frame_s != heard_s:
+                heard_s = self.last_frame_s
+                silent_s = min(silent_s, max(0.0, now - heard_s))
         self.disconnect(f"no frame for {limit:.1f} s")
 
 

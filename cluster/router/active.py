@@ -94,6 +94,7 @@ class ActiveStream:
         self.job.tokens = len(self.log.prompt_ids) + len(self.log.emitted)
         self.timing.replays += 1
         self.timing.preemptions += preemptions
+        self.timing.recomputed_tokens += self.job.tokens
 
     # -- the producer's side -------------------------------------------------------------------
 
@@ -137,6 +138,7 @@ class ActiveStream:
         if self._placed_s is not None:
             self.timing.queue_s = self._placed_s + stats.queue_s
         self.timing.preemptions += stats.preemptions
+        self.timing.recomputed_tokens += stats.recomputed_tokens
         self.timing.total_s = self._age()
 
     def _age(self) -> float:

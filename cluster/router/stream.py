@@ -63,6 +63,8 @@ class StreamTiming:
     """How often its KV blocks were taken away and recomputed on its engine."""
     replays: int = 0
     """How often it was moved to another engine (or a restarted one)."""
+    recomputed_tokens: int = 0
+    """Computed more than once, because of preemptions and moves."""
     engine_ids: list[str] = field(default_factory=list)
     """The engines that worked on it, in order."""
 

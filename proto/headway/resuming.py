@@ -53,7 +53,7 @@ class Progress:
         if error.reason == UNKNOWN_TOKEN and self._seed is not None:
             # Nobody has the log, but here are all of its parts.
             self.token = ""
-        elif not isinstance(error, RetryableError) or self._seed is None or self.finished:
+        elif not isinstance(error, RetryableError) or self.finished:
             raise error
         now = self._clock()
         if self._lost_s is None:

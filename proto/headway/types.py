@@ -96,7 +96,7 @@ class Finished:
     reason: "stop" or "length". matched_stop: the stop string or the stop token's id, if one was.
     completion_tokens: ids that were sent. Times are seconds from the request's arrival at the
     router, None when unknown; preemptions and replays count what the request went through.
-    engine_ids: the engines that worked on it, in order.
+    engine_ids: the engines that worked on it, in order. recomputed_tokens: computed more than once.
     """
 
     reason: str
@@ -109,6 +109,7 @@ class Finished:
     preemptions: int
     replays: int
     engine_ids: tuple[str, ...] = ()
+    recomputed_tokens: int = 0
 
 
 Event: TypeAlias = Accepted | Delta | Finished
@@ -332,6 +333,7 @@ def finished_of(message: inference_pb2.Finished) -> Finished:
         preemptions=timing.preemptions,
         replays=timing.replays,
         engine_ids=tuple(timing.engine_ids),
+        recomputed_tokens=timing.recomputed_tokens,
     )
 
 

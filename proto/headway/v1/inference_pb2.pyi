@@ -182,20 +182,22 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ...) -> None: ...
 
 class Timing(_message.Message):
-    __slots__ = ("queue_s", "first_token_s", "total_s", "preemptions", "replays", "engine_ids")
+    __slots__ = ("queue_s", "first_token_s", "total_s", "preemptions", "replays", "engine_ids", "recomputed_tokens")
     QUEUE_S_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
     TOTAL_S_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     REPLAYS_FIELD_NUMBER: _ClassVar[int]
     ENGINE_IDS_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     queue_s: float
     first_token_s: float
     total_s: float
     preemptions: int
     replays: int
     engine_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, queue_s: _Optional[float] = ..., first_token_s: _Optional[float] = ..., total_s: _Optional[float] = ..., preemptions: _Optional[int] = ..., replays: _Optional[int] = ..., engine_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    recomputed_tokens: int
+    def __init__(self, queue_s: _Optional[float] = ..., first_token_s: _Optional[float] = ..., total_s: _Optional[float] = ..., preemptions: _Optional[int] = ..., replays: _Optional[int] = ..., engine_ids: _Optional[_Iterable[str]] = ..., recomputed_tokens: _Optional[int] = ...) -> None: ...
 
 class CompleteResponse(_message.Message):
     __slots__ = ("accepted", "token_ids", "text", "finished")
