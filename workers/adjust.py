@@ -31,13 +31,14 @@ class Adjustable(Protocol):
 
 
 def adjusted(logits: torch.Tensor, draws: Sequence[Adjustable]) -> torch.Tensor:
-    """fp32 logits as the requests want them, [rows, vocab]; `logits` is not changed.
+    """Logits as the requests want them, [rows, vocab], in fp32 unless none of them wants anything;
+    `logits` is not changed.
 
     NaN and +inf stay: such a row must fail, its logits cannot be trusted.
     """
-    scores = logits.to(torch.float32)
     if not any(_touches(draw) for draw in draws):
-        return scores
+        return logits
+    scores = logits.to(torch.float32)
     if scores is logits:
         scores = scores.clone()
     _add_bias(scores, draws)

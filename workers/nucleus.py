@@ -37,8 +37,8 @@ class Filters(NamedTuple):
 
 def draw_filtered(
     scores: torch.Tensor, peaks: torch.Tensor, filters: Filters, keys: torch.Tensor
-) -> list[int]:
-    """One id per row: a race between the kept tokens (workers.race).
+) -> torch.Tensor:
+    """One id per row, [rows] int64: a race between the kept tokens (workers.race).
 
     scores: [rows, vocab] fp32. peaks: [rows] fp32 row maxima. keys: [rows, 2] int32.
     """
@@ -47,7 +47,7 @@ def draw_filtered(
     unproven = (~proven).nonzero()[:, 0]
     if len(unproven):
         chosen[unproven] = _draw_wider(job.select(unproven))
-    return chosen.tolist()
+    return chosen
 
 
 class _Job(NamedTuple):

@@ -43,32 +43,43 @@ class Drawn(NamedTuple):
 
 
 def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> Drawn:
-    """Draw one token per row. logits: [rows, vocab], any float type; not changed.
-
-    A row whose logits hold NaN or +inf, or no finite entry, fails alone; its neighbours draw as
-    if it were not there.
-    """
+    """Draw one token per row and read the ids: see `draw_ids`."""
     if not draws:
         return Drawn([], {})
+    return drawn_from(draw_ids(logits, draws).tolist())
+
+
+def drawn_from(token_ids: list[int]) -> Drawn:
+    """What `draw_ids` drew, once it has been read."""
+    failed = {row: NOT_FINITE for row, ok in enumerate(token_ids) if ok == FAILED_TOKEN}
+    return Drawn(token_ids, failed)
+
+
+def draw_ids(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+    """Draw one token per row, at least one: [rows] int64 on the logits' device, FAILED_TOKEN where
+    a row failed. logits: [rows, vocab], any float type; not changed.
+
+    A row whose logits hold NaN or +inf, or no finite entry, fails alone; its neighbours draw as
+    if it were not there. On a GPU nobody waits for it, unless rows are filtered: how wide these
+    have to search depends on what they find.
+    """
     scores = adjusted(logits, draws)
-    peaks, greedy_ids = largest(scores)
-    finite = torch.isfinite(peaks).tolist()
-    token_ids = greedy_ids.tolist()
-    failed = {row: NOT_FINITE for row, ok in enumerate(finite) if not ok}
-    for row in failed:
-        token_ids[row] = FAILED_TOKEN
-    drawn = [r for r, draw in enumerate(draws) if finite[r] and not draw.params.greedy]
-    for draw_rows, rows in (
-        (_draw_unfiltered, [r for r in drawn if not _filters(draws[r].params, scores)]),
-        (_draw_filtered, [r for r in drawn if _filters(draws[r].params, scores)]),
-    ):
+    peaks, token_ids = largest(scores)
+    finite = torch.isfinite(peaks)
+    drawn = [r for r, draw in enumerate(draws) if not draw.params.greedy]
+    unfiltered = [r for r in drawn if not _filters(draws[r].params, scores)]
+    filtered = [r for r in drawn if _filters(draws[r].params, scores)]
+    if filtered:
+        # A search among what is not finite would lead nowhere.
+        sound = finite.tolist()
+        filtered = [r for r in filtered if sound[r]]
+    for draw_rows, rows in ((_draw_unfiltered, unfiltered), (_draw_filtered, filtered)):
         if rows:
             chosen = draw_rows(
                 _select(scores, rows), _select(peaks, rows), [draws[r] for r in rows]
             )
-            for row, token_id in zip(rows, chosen, strict=True):
-                token_ids[row] = token_id
-    return Drawn(token_ids, failed)
+            token_ids = _replaced(token_ids, rows, chosen)
+    return token_ids.masked_fill_(~finite, FAILED_TOKEN)
 
 
 def _filters(params: SamplingParams, scores: torch.Tensor) -> bool:
@@ -82,11 +93,19 @@ def _select(tensor: torch.Tensor, rows: list[int]) -> torch.Tensor:
     return tensor[torch.tensor(rows, device=tensor.device)]
 
 
-def _draw_unfiltered(scores: torch.Tensor, peaks: torch.Tensor, draws: list[Draw]) -> list[int]:
+def _replaced(token_ids: torch.Tensor, rows: list[int], chosen: torch.Tensor) -> torch.Tensor:
+    """token_ids with `chosen` at `rows`."""
+    if len(rows) == len(token_ids):
+        return chosen
+    token_ids[torch.tensor(rows, device=token_ids.device)] = chosen
+    return token_ids
+
+
+def _draw_unfiltered(scores: torch.Tensor, peaks: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
     return draw_unfiltered(scores, peaks, _temperatures(draws, scores), _keys(draws, scores))
 
 
-def _draw_filtered(scores: torch.Tensor, peaks: torch.Tensor, draws: list[Draw]) -> list[int]:
+def _draw_filtered(scores: torch.Tensor, peaks: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
     vocab = scores.shape[1]
     params = [draw.params for draw in draws]
     filters = Filters(

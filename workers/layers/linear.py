@@ -8,7 +8,6 @@ import torch
 from torch.nn import functional
 
 from workers.native import bindings
-from workers.native.build import BuildError
 
 _PACK_ROWS_HINT = 16
 """Row count that oneDNN chooses the packed layout for: a typical decode batch."""
@@ -90,14 +89,8 @@ def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linea
 def _kernels_for(weight: torch.Tensor) -> bindings.Kernels | None:
     """The kernels that multiply by such a weight, or None: they need AVX512 for fp32 and AMX for
     bf16, and widths that are multiples of their tiles."""
-    if weight.device.type != "cpu" or weight.dtype not in bindings.DTYPES:
-        return None
-    try:
-        kernels = bindings.load_kernels(weight.dtype)
-    except BuildError:
-        return None
-    out, width = weight.shape
-    return kernels if kernels.can_linear(width, out) else None
+    kernels, (out, width) = bindings.kernels_for(weight), weight.shape
+    return kernels if kernels is not None and kernels.can_linear(width, out) else None
 
 
 def _can_pack(weight: torch.Tensor) -> bool:

@@ -82,6 +82,19 @@ _SIGNATURES: dict[str, list[Any]] = {
         c_void_p,
         c_void_p,
     ],
+    # logits, rows, vocab, peaks, ids, threads
+    "largest": [c_void_p, c_int32, c_int32, c_void_p, c_void_p, c_int32],
+    # logits, peaks, temperatures, keys, rows, vocab, ids, threads
+    "race": [
+        c_void_p,
+        c_void_p,
+        c_void_p,
+        c_void_p,
+        c_int32,
+        c_int32,
+        c_void_p,
+        c_int32,
+    ],
     # in, out
     "can_linear": [c_int32, c_int32],
     # x, weight, bias, rows, in, out, threads, y
@@ -136,6 +149,8 @@ class Kernels:
         self.norm_heads = {w: entry("norm_heads", suffix) for w, suffix in weights.items()}
         self.silu_mul = entry("silu_mul")
         self.gelu_mul = entry("gelu_mul")
+        self.largest = entry("largest")
+        self.race = entry("race")
         self.linear = entry("linear")
         self.can_linear = entry("can_linear")
         self.can_linear.restype = c_int32
@@ -146,7 +161,17 @@ def load_kernels(dtype: torch.dtype) -> Kernels:
 
     Raises BuildError when there is none; the reason is logged once.
     """
-    return Kernels(_library(tuple(usable_levels())), dtype)
+    return _kernels(_library(tuple(usable_levels())), dtype)
+
+
+def kernels_for(tensor: torch.Tensor) -> Kernels | None:
+    """The kernels for a tensor of its device and dtype, or None where there are none."""
+    if tensor.device.type != "cpu" or tensor.dtype not in DTYPES:
+        return None
+    try:
+        return load_kernels(tensor.dtype)
+    except BuildError:
+        return None
 
 
 class GroupView(ctypes.Structure):
@@ -197,6 +222,11 @@ def unavailable() -> str | None:
         except BuildError as error:
             return str(error)
     return None
+
+
+@functools.cache
+def _kernels(library: ctypes.CDLL, dtype: torch.dtype) -> Kernels:
+    return Kernels(library, dtype)
 
 
 @functools.cache

@@ -15,6 +15,7 @@
 #include "products.cpp"
 #include "chunk.cpp"
 #include "elementwise.cpp"
+#include "sampling.cpp"
 #include "collective.cpp"
 // clang-format on
 
@@ -130,6 +131,18 @@ HEADWAY_EXPORT int headway_prepare() {
     headway::gate_mul<headway::Gelu>(gate_up, rows, width, out);                                 \
   }
 
+#define HEADWAY_SAMPLING(T, suffix)                                                              \
+  HEADWAY_EXPORT void headway_largest_##suffix(const T* logits, int32_t rows, int32_t vocab,     \
+                                               float* peaks, int32_t* ids, int32_t threads) {    \
+    headway::largest(logits, rows, vocab, peaks, ids, threads);                                  \
+  }                                                                                              \
+  HEADWAY_EXPORT void headway_race_##suffix(const T* logits, const float* peaks,                 \
+                                            const float* temperatures, const uint32_t* keys,     \
+                                            int32_t rows, int32_t vocab, int32_t* ids,           \
+                                            int32_t threads) {                                   \
+    headway::race(logits, peaks, temperatures, keys, rows, vocab, ids, threads);                 \
+  }
+
 // 1 when headway_linear takes weights of this shape.
 #define HEADWAY_LINEAR(T, suffix)                                                                \
   HEADWAY_EXPORT int headway_can_linear_##suffix(int32_t in, int32_t out) {                      \
@@ -156,6 +169,8 @@ HEADWAY_EXPORT int headway_prepare() {
 
 HEADWAY_ENTRY_POINTS(float, float32)
 HEADWAY_ENTRY_POINTS(Bf16, bfloat16)
+HEADWAY_SAMPLING(float, float32)
+HEADWAY_SAMPLING(Bf16, bfloat16)
 HEADWAY_LINEAR(float, float32)
 HEADWAY_LINEAR(Bf16, bfloat16)
 HEADWAY_NORMS(float, float, float32_float32)
