@@ -15,7 +15,15 @@ from cluster.core.errors import ConfigError
 from cluster.core.policies import PolicyChoice
 from cluster.core.preemption import SwapCosts
 from cluster.engine.steplog import Completed, Difference, read_log, replay
-from tests.hop.support import Engine, expected, fleet, read_all, request
+from tests.hop.support import (
+    Engine,
+    PacedExecutor,
+    PacedLagging,
+    expected,
+    fleet,
+    read_all,
+    request,
+)
 
 CHOICES = {
     "chunked": PolicyChoice(),
@@ -34,16 +42,22 @@ CHOICES = {
 }
 
 
-def record(folder: Path, choice: PolicyChoice) -> Path:
+def record(folder: Path, choice: PolicyChoice, executor=PacedExecutor) -> Path:
     """A busy second with preemptions, cancels and a pause, on a real engine."""
 
     async def scenario() -> None:
-        engine = Engine("a", num_blocks=30, policies=choice, step_log_folder=str(folder))
+        engine = Engine(
+            "a",
+            num_blocks=30,
+            policies=choice,
+            step_log_folder=str(folder),
+            executor_type=executor,
+        )
         async with fleet(engine) as dispatcher:
             requests = [request(n, max_tokens=10 + n) for n in range(24)]
             streams = [await dispatcher.open(r) for r in requests]
             for stream in streams[::5]:
-                stream.close()
+                stream.leave()
             kept = [(s, r) for i, (s, r) in enumerate(zip(streams, requests, strict=True)) if i % 5]
             outputs = await asyncio.gather(*(read_all(s) for s, _ in kept))
             assert outputs == [expected(r) for _, r in kept]
@@ -53,9 +67,10 @@ def record(folder: Path, choice: PolicyChoice) -> Path:
     return log
 
 
+@pytest.mark.parametrize("executor", [PacedExecutor, PacedLagging], ids=["serial", "overlapped"])
 @pytest.mark.parametrize("name", CHOICES)
-def test_a_recorded_engine_is_planned_the_same_again(name, tmp_path):
-    log = record(tmp_path, CHOICES[name])
+def test_a_recorded_engine_is_planned_the_same_again(name, executor, tmp_path):
+    log = record(tmp_path, CHOICES[name], executor)
     done = replay(log)
     assert done.steps > 20
     assert done.tokens > 200
