@@ -9,10 +9,14 @@ import numpy as np
 import torch
 
 from cluster.core.config import blocks_for
+from cluster.core.ids import NULL_BLOCK
 from cluster.core.plan import Row, StepPlan
 from workers.attention.meta import StagedBuffer, StepMeta
 from workers.models.base import Batch
-from workers.sequences import SequenceTable
+from workers.sequences import UNREAD_TOKEN, SequenceTable
+
+NO_SLOT = -1
+"""In a slot mapping: what is computed here is stored nowhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +42,22 @@ class ScoredPrompt(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class StepInputs:
     """A step ready to run. lanes: of the rows that sample, in row order; the first logits are
-    theirs. scored: prompt positions whose logits follow, in this order."""
+    theirs. scored: prompt positions whose logits follow, in this order.
+
+    sampled: `lanes` on the device, int32. unread: whether ids stand as UNREAD_TOKEN in the batch;
+    they are to be taken from what was sampled for their lanes. token_lanes: [T] int32, on the
+    device; only where that may be so. padded: the batch has a size of its own; rows without a lane
+    follow those with one.
+    """
 
     batch: Batch
     meta: StepMeta
     lanes: list[int]
     scored: list[ScoredPrompt]
+    sampled: torch.Tensor
+    token_lanes: torch.Tensor
+    unread: bool
+    padded: bool = False
 
 
 class InputBuilder:
@@ -60,9 +74,14 @@ class InputBuilder:
         self._positions = StagedBuffer((tokens,), device)
         self._token_ids = StagedBuffer((tokens,), device)
         self._logits_index = StagedBuffer((seqs + tokens,), device)
+        self._token_lanes = StagedBuffer((tokens,), device)
+        self._sampled = StagedBuffer((seqs,), device)
 
-    def build(self, plan: StepPlan) -> StepInputs:
+    def build(self, plan: StepPlan, at_least: int = 0) -> StepInputs:
         """Grant the rows' new blocks and write the step into the buffers.
+
+        at_least: only for steps whose rows all decode; the step is padded to so many rows, and its
+        meta holds for every step of that size (see `blank`).
 
         Raises RuntimeError for a plan that does not fit the sequences or the limits; the
         scheduler and the worker then disagree about the state, and no later step can be right.
@@ -84,9 +103,72 @@ class InputBuilder:
         scored = self._scored(plan, lanes)
         self._write_logits_index(bounds, samples, starts, scored)
         num_logits = int(samples.sum()) + sum(prompt.count for prompt in scored)
+        unread = bool((self._token_ids.array[:num_tokens] == UNREAD_TOKEN).any())
+        sampled = lanes[samples]
+        self._sampled.array[: len(sampled)] = sampled
+        if at_least:
+            self._write_padding(len(rows), at_least)
+            self._seqused_k.array[: len(rows)] = ends
+            self._block_table.array[: len(rows)] = self._table.blocks[lanes]
+            return self._padded(at_least, sampled.tolist())
         meta = self._write_sequences(plan, lanes, bounds, ends, num_logits)
         batch = Batch(self._token_ids.publish(num_tokens), meta.positions, meta.logits_index)
-        return StepInputs(batch, meta, lanes[samples].tolist(), scored)
+        token_lanes = self._token_lanes.publish(num_tokens if unread else 0)
+        return StepInputs(
+            batch,
+            meta,
+            sampled.tolist(),
+            scored,
+            self._sampled.publish(len(sampled)),
+            token_lanes,
+            unread,
+        )
+
+    def blank(self, rows: int) -> StepInputs:
+        """A step of nothing but padding: what a graph for so many decodes is captured with."""
+        self._write_padding(0, rows)
+        return self._padded(rows, [])
+
+    def _write_padding(self, first: int, rows: int) -> None:
+        """Rows [first, rows) read one token of the null block and write nothing."""
+        pad = slice(first, rows)
+        self._cu_seqlens_q.array[: rows + 1] = np.arange(rows + 1)
+        self._logits_index.array[:rows] = np.arange(rows)
+        self._seqused_k.array[pad] = 1
+        self._block_table.array[pad] = NULL_BLOCK
+        self._slot_mapping.array[pad] = NO_SLOT
+        for buffer in (self._positions, self._token_ids, self._token_lanes):
+            buffer.array[pad] = 0
+
+    def _padded(self, rows: int, lanes: list[int]) -> StepInputs:
+        """Publish a step of `rows` decodes. Whoever captures it finds later ones in its place, so
+        its largest key count is the largest there can be."""
+        table = self._block_table
+        width = blocks_for(self._table.max_model_len, self._table.block_size)
+        meta = StepMeta(
+            num_seqs=rows,
+            num_tokens=rows,
+            num_decodes=rows,
+            max_q=1,
+            max_k=self._table.max_model_len,
+            cu_seqlens_q=self._cu_seqlens_q.publish(rows + 1),
+            seqused_k=self._seqused_k.publish(rows),
+            block_table=table.publish(rows, width),
+            slot_mapping=self._slot_mapping.publish(rows),
+            positions=self._positions.publish(rows),
+            logits_index=self._logits_index.publish(rows),
+        )
+        batch = Batch(self._token_ids.publish(rows), meta.positions, meta.logits_index)
+        return StepInputs(
+            batch,
+            meta,
+            lanes,
+            [],
+            self._sampled.publish(len(lanes)),
+            self._token_lanes.publish(rows),
+            unread=True,
+            padded=True,
+        )
 
     def _scored(self, plan: StepPlan, lanes: np.ndarray) -> list[ScoredPrompt]:
         """The prompt tokens that this step scores for sequences that asked for it."""
@@ -176,6 +258,7 @@ class InputBuilder:
         table = self._table
         lane_of_token = np.repeat(lanes, counts)
         positions = np.arange(num_tokens) + np.repeat(offsets, counts)
+        self._token_lanes.array[:num_tokens] = lane_of_token
         self._token_ids.array[:num_tokens] = table.token_ids[lane_of_token, positions]
         self._positions.array[:num_tokens] = positions
         pages, within = np.divmod(positions, table.block_size)

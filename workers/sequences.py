@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from cluster.core.config import blocks_for
@@ -10,6 +12,18 @@ from cluster.core.plan import NewSequence
 from cluster.core.sampling import SamplingParams
 from workers.history import TokenHistory
 
+UNREAD_TOKEN = -1
+"""Stands for an id that was sampled but has not been read from the device yet."""
+
+
+class Expected(NamedTuple):
+    """Where an id goes once it has been read. position: -1 where it is not kept. stay: which of
+    the lane's sequences it belongs to."""
+
+    lane: int
+    position: int
+    stay: int
+
 
 class SequenceTable:
     """Live sequences as rows ("lanes") of arrays, so that a step's inputs are gathered by numpy
@@ -17,6 +31,7 @@ class SequenceTable:
 
     token_ids: [lanes, max_model_len]. blocks: [lanes, blocks of max_model_len]; 0 where not set.
     lengths, num_blocks: how much of a lane's row is in use.
+    A sampled token counts from the step that samples it; its id may come later.
     ended: the last draw gave no token, so that nothing more is to be sampled.
     """
 
@@ -34,6 +49,7 @@ class SequenceTable:
         self._histories: dict[int, TokenHistory] = {}
         self._lane_of: dict[SequenceId, int] = {}
         self._free = list(range(max_num_seqs - 1, -1, -1))
+        self._stays = [0] * max_num_seqs
 
     def __len__(self) -> int:
         return len(self._lane_of)
@@ -77,6 +93,7 @@ class SequenceTable:
         # Rows of the block table are copied whole: stale ids must not stay behind the next user.
         self.blocks[lane] = NULL_BLOCK
         self._sampling[lane] = None
+        self._stays[lane] += 1
         self._histories.pop(lane, None)
         self._free.append(lane)
 
@@ -97,18 +114,33 @@ class SequenceTable:
             self.num_blocks[lane] = total
         return lane
 
-    def append(self, lane: int, token_id: TokenId) -> None:
-        """Add a sampled token. Beyond max_model_len it is not kept: such a sequence is done."""
+    def expect(self, lane: int) -> Expected:
+        """Count a token that is being sampled; `settle` brings its id. Beyond max_model_len it is
+        not kept: such a sequence is done."""
         length = int(self.lengths[lane])
-        if length < self.max_model_len:
-            self.token_ids[lane, length] = token_id
-            self.lengths[lane] = length + 1
+        if length >= self.max_model_len:
+            return Expected(lane, -1, self._stays[lane])
+        self.token_ids[lane, length] = UNREAD_TOKEN
+        self.lengths[lane] = length + 1
+        return Expected(lane, length, self._stays[lane])
+
+    def settle(self, expected: Expected, token_id: TokenId | None) -> None:
+        """A token that was expected has been read; None: the draw failed, nothing more is to be
+        sampled. Passed over if the sequence has been released meanwhile."""
+        lane, position, stay = expected
+        if stay != self._stays[lane]:
+            return
+        if token_id is None:
+            self.ended[lane] = True
+            return
+        if position >= 0:
+            self.token_ids[lane, position] = token_id
             if lane in self._histories:
                 self._histories[lane].append(token_id)
 
-    def end(self, lane: int) -> None:
-        """Note that a sequence failed; until released it may still stand in rows as padding."""
-        self.ended[lane] = True
+    def reads_history(self, lane: int) -> bool:
+        """Whether drawing for it looks at the ids before."""
+        return lane in self._histories
 
     def prompt_len(self, lane: int) -> int:
         return self._prompt_len[lane]

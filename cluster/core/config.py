@@ -59,6 +59,9 @@ class SchedulerConfig:
         return min(self.max_model_len, self.pool_tokens)
 
 
+DECODE_GRAPHS = ("auto", "off")
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
     """What one worker needs to load a model and allocate its KV cache.
@@ -70,7 +73,8 @@ class WorkerConfig:
     threads: intra-op threads on CPU; more than one only pays on cores that nobody else uses.
     max_model_len: None takes the model's own limit. tensor_parallel_size: ranks that share the
     model, each in a process of its own. collectives: how they exchange, "auto", "shm", "gloo",
-    "nccl" or "local" (threads of one process, for tests).
+    "nccl" or "local" (threads of one process, for tests). decode_graphs: "auto" (CUDA graphs for
+    decode steps where device and attention allow it) or "off".
     """
 
     model: str
@@ -86,10 +90,14 @@ class WorkerConfig:
     threads: int = 1
     tensor_parallel_size: int = 1
     collectives: str = "auto"
+    decode_graphs: str = "auto"
 
     def __post_init__(self) -> None:
         for name in ("block_size", "max_num_batched_tokens", "max_num_seqs", "threads"):
             _at_least(name, getattr(self, name), 1)
+        if self.decode_graphs not in DECODE_GRAPHS:
+            names = ", ".join(DECODE_GRAPHS)
+            raise ConfigError(f"decode_graphs must be one of {names}, got {self.decode_graphs!r}")
         _at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
         if self.tensor_parallel_size > MAX_RANKS:
             raise ConfigError(

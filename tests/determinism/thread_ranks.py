@@ -60,7 +60,7 @@ class ThreadRanks:
         tokens = logits.argmax(-1).tolist()
         for rank in self._ranks:
             for lane, token in zip(lanes, tokens, strict=True):
-                rank.table.append(lane, token)
+                rank.table.settle(rank.table.expect(lane), token)
         return FinishedStep(StepResult(plan.step, tokens))
 
     def close(self) -> None:

@@ -39,21 +39,37 @@ class StepMeta:
 class StagedBuffer:
     """An int32 buffer written on the host through numpy and read on `device`.
 
-    On the CPU both sides are one memory; for an accelerator the host side is pinned, so that
-    the copy needs no staging of its own.
+    On the CPU both sides are one memory. For an accelerator the host side is pinned, and there are
+    two of it, written in turns: the copy of one step may still be under way while the next one is
+    written. By the time that a half's turn comes again, its step has been waited for.
     """
 
     def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
-        on_host = device.type == "cpu"
-        self._host = torch.zeros(shape, dtype=torch.int32, pin_memory=not on_host)
-        self._device = self._host if on_host else self._host.to(device)
-        self.array: np.ndarray = self._host.numpy()
+        halves = 1 if device.type == "cpu" else 2
+        pinned = device.type == "cuda"
+        self._hosts = [
+            torch.zeros(shape, dtype=torch.int32, pin_memory=pinned) for _ in range(halves)
+        ]
+        self._arrays: list[np.ndarray] = [host.numpy() for host in self._hosts]
+        self._turn = 0
+        # Where it is stays the same for ever: graphs read it there.
+        self._device = self._hosts[0] if halves == 1 else self._hosts[0].to(device)
+
+    @property
+    def array(self) -> np.ndarray:
+        """Where the next step is to be written. Holds what some earlier step left."""
+        return self._arrays[self._turn]
 
     def publish(self, *size: int) -> torch.Tensor:
-        """The leading `size` of the buffer on the device, after copying it there if need be."""
+        """The leading `size` of the buffer on the device, after copying it there if need be; once
+        per step. The copy is done when what is queued on the device after it begins."""
         window = tuple(slice(n) for n in size)
         view = self._device[window]
-        if self._device is not self._host:
-            # Blocking: the host side is rewritten for the next step.
-            view.copy_(self._host[window])
+        if len(self._hosts) > 1:
+            view.copy_(self._hosts[self._turn][window], non_blocking=True)
+            self._turn = 1 - self._turn
         return view
+
+    def view(self, *size: int) -> torch.Tensor:
+        """The leading `size` of the buffer on the device, as it is."""
+        return self._device[tuple(slice(n) for n in size)]

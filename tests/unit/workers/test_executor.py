@@ -126,7 +126,7 @@ def test_replay_counts_output_tokens_from_the_prompt(executor):
 def test_result_does_not_depend_on_what_the_blocks_held(executor):
     first = executor.submit(prefill(1)).wait()
     with torch.inference_mode():
-        for cache in executor._shard._runner._loaded.caches:
+        for cache in executor._shard._runner._passes._loaded.caches:
             cache.keys.fill_(torch.nan)
             cache.values.fill_(torch.nan)
     assert executor.submit(prefill(2, [20, 21])).wait().token_ids == first.token_ids
