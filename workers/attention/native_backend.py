@@ -98,6 +98,7 @@ class NativeAttention(AttentionBackend):
             query.data_ptr(),
             cache.keys.data_ptr(),
             cache.values.data_ptr(),
+            self._step.threads,
         )
         return query
 

@@ -70,7 +70,7 @@ _SIGNATURES: dict[str, list[Any]] = {
         c_void_p,
         c_void_p,
     ],
-    # shape, heads, cos, sin, slots, tokens, query, keys, values
+    # shape, heads, cos, sin, slots, tokens, query, keys, values, threads
     "rotate_and_write": [
         POINTER(HeadShape),
         c_void_p,
@@ -81,6 +81,7 @@ _SIGNATURES: dict[str, list[Any]] = {
         c_void_p,
         c_void_p,
         c_void_p,
+        c_int32,
     ],
     # logits, rows, vocab, peaks, ids, threads
     "largest": [c_void_p, c_int32, c_int32, c_void_p, c_void_p, c_int32],
@@ -108,7 +109,7 @@ _SIGNATURES: dict[str, list[Any]] = {
         c_int32,
         c_void_p,
     ],
-    # x, residual, weight, eps, rows, width, sum, out
+    # x, residual, weight, eps, rows, width, sum, out, threads
     "rms_norm": [
         c_void_p,
         c_void_p,
@@ -118,12 +119,13 @@ _SIGNATURES: dict[str, list[Any]] = {
         c_int32,
         c_void_p,
         c_void_p,
+        c_int32,
     ],
     # heads, weight, eps, tokens, heads per token, normed ones, head_dim
     "norm_heads": [c_void_p, c_void_p, c_float, c_int32, c_int32, c_int32, c_int32],
-    # gate_up, rows, width, out
-    "silu_mul": [c_void_p, c_int32, c_int32, c_void_p],
-    "gelu_mul": [c_void_p, c_int32, c_int32, c_void_p],
+    # gate_up, rows, width, out, threads
+    "silu_mul": [c_void_p, c_int32, c_int32, c_void_p, c_int32],
+    "gelu_mul": [c_void_p, c_int32, c_int32, c_void_p, c_int32],
 }
 
 

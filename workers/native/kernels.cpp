@@ -121,14 +121,15 @@ HEADWAY_EXPORT int headway_prepare() {
   }                                                                                              \
   HEADWAY_EXPORT void headway_rotate_and_write_##suffix(const Shape* shape, const T* heads, const float* cos,   \
                                          const float* sin, const int32_t* slots, int32_t tokens, \
-                                         T* query, T* keys, T* values) {                         \
-    headway::rotate_and_write(*shape, heads, cos, sin, slots, tokens, query, keys, values);      \
+                                         T* query, T* keys, T* values, int32_t threads) {        \
+    headway::rotate_and_write(*shape, heads, cos, sin, slots, tokens, query, keys, values,       \
+                              threads);                                                          \
   }                                                                                              \
-  HEADWAY_EXPORT void headway_silu_mul_##suffix(const T* gate_up, int32_t rows, int32_t width, T* out) {        \
-    headway::gate_mul<headway::Silu>(gate_up, rows, width, out);                                 \
+  HEADWAY_EXPORT void headway_silu_mul_##suffix(const T* gate_up, int32_t rows, int32_t width, T* out, int32_t threads) {        \
+    headway::gate_mul<headway::Silu>(gate_up, rows, width, out, threads);                                 \
   }                                                                                              \
-  HEADWAY_EXPORT void headway_gelu_mul_##suffix(const T* gate_up, int32_t rows, int32_t width, T* out) {        \
-    headway::gate_mul<headway::Gelu>(gate_up, rows, width, out);                                 \
+  HEADWAY_EXPORT void headway_gelu_mul_##suffix(const T* gate_up, int32_t rows, int32_t width, T* out, int32_t threads) {        \
+    headway::gate_mul<headway::Gelu>(gate_up, rows, width, out, threads);                                 \
   }
 
 #define HEADWAY_SAMPLING(T, suffix)                                                              \
@@ -158,8 +159,8 @@ HEADWAY_EXPORT int headway_prepare() {
 #define HEADWAY_NORMS(T, W, suffix)                                                              \
   HEADWAY_EXPORT void headway_rms_norm_##suffix(const T* x, const T* residual, const W* weight,  \
                                                 float eps, int32_t rows, int32_t width, T* sum,  \
-                                                T* out) {                                        \
-    headway::rms_norm(x, residual, weight, eps, rows, width, sum, out);                          \
+                                                T* out, int32_t threads) {                       \
+    headway::rms_norm(x, residual, weight, eps, rows, width, sum, out, threads);                 \
   }                                                                                              \
   HEADWAY_EXPORT void headway_norm_heads_##suffix(T* heads, const W* weight, float eps,          \
                                                   int32_t tokens, int32_t count, int32_t normed, \

@@ -19,7 +19,15 @@ class NativeOps:
         out = torch.empty_like(x)
         rows, width = x.shape
         self._kernels.rms_norm[weight.dtype](
-            x.data_ptr(), None, weight.data_ptr(), eps, rows, width, None, out.data_ptr()
+            x.data_ptr(),
+            None,
+            weight.data_ptr(),
+            eps,
+            rows,
+            width,
+            None,
+            out.data_ptr(),
+            torch.get_num_threads(),
         )
         return out
 
@@ -30,7 +38,15 @@ class NativeOps:
         rows, width = x.shape
         kept = residual.data_ptr()
         self._kernels.rms_norm[weight.dtype](
-            x.data_ptr(), kept, weight.data_ptr(), eps, rows, width, kept, out.data_ptr()
+            x.data_ptr(),
+            kept,
+            weight.data_ptr(),
+            eps,
+            rows,
+            width,
+            kept,
+            out.data_ptr(),
+            torch.get_num_threads(),
         )
         return out
 
@@ -50,5 +66,5 @@ class NativeOps:
 def _gate(kernel: Callable[..., None], gate_up: torch.Tensor) -> torch.Tensor:
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, width)
-    kernel(gate_up.data_ptr(), rows, width, out.data_ptr())
+    kernel(gate_up.data_ptr(), rows, width, out.data_ptr(), torch.get_num_threads())
     return out

@@ -190,6 +190,16 @@ inline Floats exp2(Floats x) {
 #endif
 }
 
+// 1 / x for normal x whose reciprocal is normal; relative error < 2e-7. Half as long as a division.
+inline Floats reciprocal(Floats x) {
+#if defined(__AVX512F__)
+  const Floats guess = (Floats)_mm512_rcp14_ps((__m512)x);
+  return guess * (2.0f - x * guess);
+#else
+  return 1.0f / x;
+#endif
+}
+
 inline float exp2(float x) { return exp2(splat(x))[0]; }
 
 }  // namespace headway
