@@ -37,6 +37,14 @@ def add_parser(subparsers: Any) -> None:
     )
     scheduler.add_argument("--rounds", type=int, default=3, help="interleaved rounds (default: 3)")
     scheduler.set_defaults(run=run_scheduler)
+    fleet = modes.add_parser("fleet", help="what a router's decision costs, up to 1,000 engines")
+    fleet.add_argument("--offers", type=int, default=20_000, help="requests per case")
+    fleet.set_defaults(run=run_fleet)
+    relief = modes.add_parser(
+        "relief", help="preemption at home against cluster-wide, simulated (minutes)"
+    )
+    relief.add_argument("--requests", type=int, default=4000, help="per case")
+    relief.set_defaults(run=run_relief)
     promise = modes.add_parser(
         "promise", help="the learning budget against fixed ones on the Azure traces (long)"
     )
@@ -211,6 +219,20 @@ def _print_beside_vllm(python: Path, rounds: int, steps: int) -> None:
     for row in beside_vllm(python, model, rounds, steps):
         table.add_row(row.case, f"{row.ours_us:.0f}", f"{row.theirs_us:.0f}", f"{row.ratio:.3f}")
     print_table("plan + commit beside vLLM's schedule + update, medians per step", table)
+
+
+def run_fleet(args: argparse.Namespace) -> int:
+    from cluster.bench.fleet import run
+
+    run(args.offers)
+    return 0
+
+
+def run_relief(args: argparse.Namespace) -> int:
+    from cluster.bench.relief import run
+
+    run(args.requests, lambda line: print(line, flush=True))
+    return 0
 
 
 def run_promise(args: argparse.Namespace) -> int:

@@ -110,10 +110,10 @@ class Fleet:
             if engine is not None:
                 self._send(job, engine, now)
                 return
-        self.gate.check(job, self.waiting, self._prefill_s(job), now)
+        # Whoever is first in line was tried when the last frame came; a newcomer changes nothing.
+        self.gate.check(job, self.waiting, self._prefill_s, now)
         job.queued_s = now
         self.waiting.push(job)
-        self._bind_waiting(now)
 
     def again(self, job: Job, now: float) -> None:
         """A job that lost its engine: ahead of newcomers, and never refused."""

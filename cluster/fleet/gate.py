@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from cluster.core.errors import ConfigError, Overloaded
@@ -11,6 +12,9 @@ from cluster.fleet.waiting import WaitingJobs
 
 _MIN_RETRY_S = 0.1
 _MAX_RETRY_S = 60.0
+_SAFETY = 0.7
+"""Share of the objective that the expected time may take: expectations are off by a fifth or so, and
+who is let in and late has cost others their place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +38,12 @@ class GateSettings:
 
 
 class DrainRate:
-    """Tokens per second that leave the queue for engines, over the last seconds."""
+    """Tokens per second that leave the queue for engines: over the last `most` jobs, and no longer
+    than `window_s`, so that it follows quick fleets quickly and slow ones at all."""
 
-    def __init__(self, window_s: float = 5.0) -> None:
+    def __init__(self, window_s: float = 10.0, most: int = 64) -> None:
         self._window_s = window_s
+        self._most = most
         self._events: deque[tuple[float, int]] = deque()
         self._sum = 0
         self._last = 0.0
@@ -45,6 +51,8 @@ class DrainRate:
     def add(self, now: float, tokens: int) -> None:
         self._events.append((now, tokens))
         self._sum += tokens
+        if len(self._events) > self._most:
+            self._sum -= self._events.popleft()[1]
         self._expire(now)
 
     def per_second(self, now: float) -> float:
@@ -67,9 +75,11 @@ class Gate:
         self.settings = settings
         self._drain = DrainRate()
 
-    def check(self, job: Job, waiting: WaitingJobs, prefill_s: float, now: float) -> None:
+    def check(
+        self, job: Job, waiting: WaitingJobs, prefill_s: Callable[[Job], float], now: float
+    ) -> None:
         """Let a newcomer wait, or raise Overloaded. prefill_s: seconds to its first token once it
-        is placed."""
+        is placed; asked for only where there is an objective."""
         settings, tenant = self.settings, job.tenant
         wait_s = self.wait_s(job, waiting, now)
         queued, tokens = waiting.jobs_of(tenant), waiting.tokens_of(tenant)
@@ -85,12 +95,14 @@ class Gate:
                 wait_s,
             )
         objective = job.ttft_objective_s or settings.ttft_objective_s
-        expected = wait_s + prefill_s
-        if objective is not None and expected > objective:
+        if objective is None:
+            return
+        expected = wait_s + prefill_s(job)
+        if expected > _SAFETY * objective:
             raise _refusal(
                 f"the first token would come after about {expected:.1f} s, the objective is "
                 f"{objective:g} s",
-                expected - objective,
+                expected - _SAFETY * objective,
             )
 
     def wait_s(self, job: Job, waiting: WaitingJobs, now: float) -> float:

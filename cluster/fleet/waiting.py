@@ -45,6 +45,8 @@ class WaitingJobs:
         self._order: list[int] = []
         """Negated priorities, sorted."""
         self._jobs: OrderedDict[int, Job] = OrderedDict()
+        self._head: Job | None = None
+        """Whose turn it is, once asked for: it keeps its turn until it leaves or is outranked."""
         self._tenant_tokens: dict[str, int] = {}
         self._tenant_jobs: dict[str, int] = {}
         self.tokens = 0
@@ -81,6 +83,8 @@ class WaitingJobs:
         """A newcomer, behind its tenant's others."""
         self._line(job).jobs[id(job)] = job
         self._count(job, 1)
+        if self._head is not None and job.priority > self._head.priority:
+            self._head = None
 
     def push_returning(self, job: Job) -> None:
         """One that was placed before, ahead of its tenant's newcomers."""
@@ -88,10 +92,13 @@ class WaitingJobs:
         line.jobs[id(job)] = job
         line.jobs.move_to_end(id(job), last=False)
         self._count(job, 1)
+        self._head = None
 
     def peek(self) -> Job | None:
         """Whose turn it is."""
-        return self._levels[-self._order[0]].next() if self._order else None
+        if self._head is None and self._order:
+            self._head = self._levels[-self._order[0]].next()
+        return self._head
 
     def take(self, job: Job) -> None:
         """It goes to an engine, and its tenant pays for it."""
@@ -101,6 +108,8 @@ class WaitingJobs:
 
     def remove(self, job: Job) -> None:
         """It leaves without having been placed."""
+        if job is self._head:
+            self._head = None
         level = self._levels[job.priority]
         line = level.lines[job.tenant]
         del line.jobs[id(job)]

@@ -155,7 +155,7 @@ def test_a_wait_beyond_the_objective_is_refused_at_once():
     for number in range(20):
         it.waiting.push(job(16))
         it.heard("a", load(room=1, running=4), number, (), number * 0.1)
-    for _ in range(15):
+    for _ in range(8):
         it.offer(job(16), 2.0)
     it.offer(job(320), 2.0)
     with pytest.raises(Overloaded, match=r"token would come after about \d\.\d s.* 2 s") as error:
