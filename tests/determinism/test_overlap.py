@@ -41,7 +41,8 @@ def requests() -> list[EngineRequest]:
         {"temperature": 1.0, "seed": 3},
         {"temperature": 1.0, "seed": 4, "stop_token_ids": stops, "min_tokens": 6},
         {"temperature": 0.8, "seed": 5, "top_p": 0.9, "top_k": 30},
-        {"temperature": 0.0, "repetition_penalty": 1.3, "frequency_penalty": 0.4},
+        # Two tokens in turns: each draw depends on the id of the one before.
+        {"temperature": 0.0, "frequency_penalty": 2.0, "logit_bias": ((7, 50.0), (8, 49.0))},
         {"temperature": 1.0, "seed": 6, "logprobs": 2},
         {"temperature": 0.0, "prompt_logprobs": 1},
         {"temperature": 0.0, "logit_bias": ((7, 30.0),), "max_tokens": 1},
