@@ -19,6 +19,7 @@ from workers.adjust import adjusted
 from workers.history import TokenHistory
 from workers.nucleus import Filters, draw_filtered
 from workers.race import draw_unfiltered, largest
+from workers.upload import upload
 
 NOT_FINITE = "the logits are not finite"
 FAILED_TOKEN = -1
@@ -90,14 +91,14 @@ def _select(tensor: torch.Tensor, rows: list[int]) -> torch.Tensor:
     """tensor[rows], without a copy when that is all of it."""
     if len(rows) == len(tensor):
         return tensor
-    return tensor[torch.tensor(rows, device=tensor.device)]
+    return tensor[upload(rows, torch.int64, tensor.device)]
 
 
 def _replaced(token_ids: torch.Tensor, rows: list[int], chosen: torch.Tensor) -> torch.Tensor:
     """token_ids with `chosen` at `rows`."""
     if len(rows) == len(token_ids):
         return chosen
-    token_ids[torch.tensor(rows, device=token_ids.device)] = chosen
+    token_ids[upload(rows, torch.int64, token_ids.device)] = chosen
     return token_ids
 
 
@@ -121,11 +122,11 @@ def _draw_filtered(scores: torch.Tensor, peaks: torch.Tensor, draws: list[Draw])
 
 def _temperatures(draws: list[Draw], like: torch.Tensor) -> torch.Tensor:
     values = [draw.params.temperature for draw in draws]
-    return torch.tensor(values, dtype=torch.float64, device=like.device)
+    return upload(values, torch.float64, like.device)
 
 
 def _keys(draws: list[Draw], like: torch.Tensor) -> torch.Tensor:
     """[rows, 2] int32: the halves of each row's counter_key."""
     keys = [counter_key(draw.params.seed, draw.output_index) for draw in draws]
     halves = [[key & 0xFFFFFFFF, key >> 32] for key in keys]
-    return torch.tensor(halves, dtype=torch.int64, device=like.device).to(torch.int32)
+    return upload(halves, torch.int64, like.device).to(torch.int32)
