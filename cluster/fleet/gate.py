@@ -13,8 +13,8 @@ from cluster.fleet.waiting import WaitingJobs
 _MIN_RETRY_S = 0.1
 _MAX_RETRY_S = 60.0
 _SAFETY = 0.7
-"""Share of the objective that the expected time may take: expectations are off by a fifth or so, and
-who is let in and late has cost others their place."""
+"""Share of the objective that the expected time may take: expectations are off by a fifth or so,
+and who is let in and late has cost others their place."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,9 @@ import dataclasses
 import logging
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from cluster.core.errors import (
     FieldViolation,
@@ -31,7 +33,7 @@ from cluster.fleet.placements.base import Placement
 from cluster.fleet.relief import Waiting
 from cluster.fleet.snapshot import EngineCapacity, EngineSnapshot
 from cluster.fleet.token_log import SequenceGap
-from cluster.hop.link import EngineLink, LinkSettings
+from cluster.hop.link import EngineLink, LinkListener, LinkSettings
 from cluster.hop.messages import (
     RESUMED_ELSEWHERE,
     Abort,
@@ -50,6 +52,8 @@ from cluster.router.adoption import Adoptions, keep_of, request_of
 from cluster.router.stream import EngineStatus, GenerationRequest, QueueStatus, Resumed
 
 logger = logging.getLogger(__name__)
+
+Connect: TypeAlias = Callable[[tuple[str, int], LinkSettings, LinkListener], EngineLink]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +101,12 @@ class Dispatcher:
         link_settings: LinkSettings,
         settings: DispatcherSettings | None = None,
         placement: Placement | None = None,
+        connect: Connect = EngineLink,
     ) -> None:
+        """connect: makes the connection to an engine; tests put another network here."""
         self.settings = settings or DispatcherSettings()
         self._link_settings = link_settings
+        self._connect = connect
         self.fleet = Fleet(self, placement, self.settings.fleet)
         self._links: dict[tuple[str, int], EngineLink] = {}
         self._engines: dict[EngineLink, _Engine] = {}
@@ -121,7 +128,7 @@ class Dispatcher:
         """Connect to these engines. One that is no longer listed is let go of only once its
         connection is down: a coordinator that restarts with an empty list must not end streams."""
         for address in addresses - self._links.keys():
-            self._links[address] = EngineLink(address, self._link_settings, self)
+            self._links[address] = self._connect(address, self._link_settings, self)
         for address in self._links.keys() - addresses:
             if not self._links[address].connected:
                 await self._links.pop(address).close()
