@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Iterator
@@ -41,7 +42,8 @@ class StepSuite:
     @property
     def cache_tokens(self) -> int:
         """KV tokens of the largest scenario, with room for what is generated."""
-        decoding = max(self.decode_batches) * (self.context + _WARMUP_STEPS + self.steps)
+        decoded = _WARMUP_STEPS + 2 * self.steps + 1
+        decoding = max(self.decode_batches) * (self.context + decoded)
         chunks = -(-self.prompt // (self.chunk_budget - self.running))
         generated = _WARMUP_STEPS + self.prompts * (self.gap + chunks)
         return max(decoding, self.running * (self.context + generated) + self.prompt)
@@ -99,6 +101,31 @@ class Decoding:
     ) -> float:
         """Decode one token of each of `decodes`, and `chunk` tokens of a prompt beside them.
         Returns the seconds it took."""
+        plan = self._plan(decodes, admitted, chunk)
+        started = time.perf_counter()
+        self._executor.submit(plan).wait()
+        return time.perf_counter() - started
+
+    def overlapped(self, decodes: list[int], steps: int) -> list[float]:
+        """Decode steps, each submitted before the one before is waited for. Returns the seconds
+        from one result to the next."""
+        under_way = self._executor.submit(self._plan(decodes, []))
+        results = []
+        for _ in range(steps):
+            following = self._executor.submit(self._plan(decodes, []))
+            under_way.wait()
+            results.append(time.perf_counter())
+            under_way = following
+        under_way.wait()
+        results.append(time.perf_counter())
+        return [b - a for a, b in itertools.pairwise(results)]
+
+    def _plan(
+        self,
+        decodes: list[int],
+        admitted: list[NewSequence],
+        chunk: tuple[NewSequence, int] | None = None,
+    ) -> StepPlan:
         rows = [self._row(seq_id, 1, True) for seq_id in decodes]
         if chunk is not None:
             new, count = chunk
@@ -110,9 +137,7 @@ class Decoding:
         )
         self._released = []
         self._step += 1
-        started = time.perf_counter()
-        self._executor.submit(plan).wait()
-        return time.perf_counter() - started
+        return plan
 
     def _row(self, seq_id: int, count: int, samples: bool) -> Row:
         start = self._computed[seq_id]
@@ -138,7 +163,11 @@ def bench_decode_steps(
         read = info.weight_bytes + batch * suite.context * info.kv_bytes_per_token
         floor = read / bandwidth / 1e6 if bandwidth else 0.0
         median = statistics.median(seconds[_WARMUP_STEPS:]) * 1e3
-        yield Measurement(f"decode step, {batch} x {suite.context}", label, median, "ms", floor)
+        group = f"decode step, {batch} x {suite.context}"
+        yield Measurement(group, label, median, "ms", floor)
+        gaps = decoding.overlapped(seqs, suite.steps)
+        ahead = statistics.median(gaps) * 1e3
+        yield Measurement(group, f"{label}, the next one submitted", ahead, "ms", floor)
         for seq_id in seqs:
             decoding.release(seq_id)
         # Carries the releases; the next batch counts its ids anew.

@@ -27,7 +27,11 @@ class Suite:
     steps: StepSuite
     block_size: int = 16
     executors: dict[str, dict[str, object]] = field(
-        default_factory=lambda: {"as served": {}, "torch attention": {"attention_backend": "torch"}}
+        default_factory=lambda: {
+            "as served": {},
+            "without CUDA graphs": {"decode_graphs": "off"},
+            "torch attention": {"attention_backend": "torch"},
+        }
     )
 
     def config(self, folder: str, changes: dict[str, object]) -> WorkerConfig:
