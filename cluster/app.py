@@ -118,7 +118,7 @@ def application(settings: ServeSettings) -> Application:
         **_placement(settings),
         health_check_period_s=2.0,
         health_check_timeout_s=10.0,
-        graceful_shutdown_timeout_s=30.0,
+        graceful_shutdown_timeout_s=45.0,
         # A model that does not load will not load the third time either.
         max_constructor_retry_count=1,
     )(EngineReplica).bind(partial(build_engine, settings), settings.hop_host)

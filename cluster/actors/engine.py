@@ -17,6 +17,8 @@ from cluster.fleet.registry import EngineRecord
 logger = logging.getLogger(__name__)
 
 LEASE_PERIOD_S = 1.0
+DRAIN_GRACE_S = 15.0
+"""What is not finished by then goes on at another engine."""
 
 
 class Engine(Protocol):
@@ -25,6 +27,8 @@ class Engine(Protocol):
     epoch: int
 
     async def start(self) -> int: ...
+
+    async def drain(self, grace_s: float) -> None: ...
 
     async def stop(self, reason: str) -> None: ...
 
@@ -77,6 +81,8 @@ class EngineReplica:
         if not hasattr(self, "_record") or self._stopping.is_set():
             return
         self._stopping.set()
+        # Scale-in, a rolling update or the end of all: what is under way is finished first.
+        self._loop.run(self._engine.drain(DRAIN_GRACE_S), timeout_s=DRAIN_GRACE_S + 5.0)
         self._loop.run(self._engine.stop("the engine shuts down"), timeout_s=20.0)
         try:
             self._coordinator.remove(self._engine_id, self._record.epoch)

@@ -1,4 +1,5 @@
-"""grpc.health.v1, told the truth several times a second."""
+"""grpc.health.v1, told the truth several times a second: for the server, its services and every
+engine that this router knows ("engine/NAME")."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined
 
 from cluster.router.stream import TokenSource
 
+ENGINE_PREFIX = "engine/"
 POLL_S = 0.2
 """A lost engine shows within this time; the promise is one second."""
 
@@ -27,6 +29,7 @@ class HealthReporter:
         self.servicer = health_aio.HealthServicer()
         self._source = source
         self._services = ("", *services)
+        self._told: dict[str, bool] = {}
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -49,11 +52,21 @@ class HealthReporter:
     async def _report(self) -> None:
         try:
             ready = self._source.ready()
+            engines = {e.engine_id: e.connected and not e.draining for e in self._source.engines()}
         except Exception:
             # A reporter that died would leave the last answer standing for ever.
-            _log.exception("ready() failed")
-            ready = False
-        serving = health_pb2.HealthCheckResponse.SERVING
-        status = serving if ready else health_pb2.HealthCheckResponse.NOT_SERVING
-        for service in self._services:
-            await self.servicer.set(service, status)
+            _log.exception("the source cannot say how it is")
+            ready, engines = False, {}
+        # An engine that is gone stays NOT_SERVING: its name may come back.
+        now = dict.fromkeys(self._told, False)
+        now |= {ENGINE_PREFIX + engine_id: well for engine_id, well in engines.items()}
+        now |= dict.fromkeys(self._services, ready)
+        for name, well in now.items():
+            if self._told.get(name) is not well:
+                await self.servicer.set(name, _status(well))
+        self._told = now
+
+
+def _status(serving: bool) -> health_pb2.HealthCheckResponse.ServingStatus:
+    answer = health_pb2.HealthCheckResponse
+    return answer.SERVING if serving else answer.NOT_SERVING

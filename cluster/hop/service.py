@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 DEFAULT_POLICIES = PolicyChoice()
+_DRAIN_POLL_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,18 @@ class EngineService:
         self.loop.start()
         self.port = await self._server.start(self.loop, self._options.host, self._options.port)
         return self.port
+
+    async def drain(self, grace_s: float) -> None:
+        """Take nothing new and finish what there is, for at most `grace_s`. What is left then is
+        replayed elsewhere when the engine stops."""
+        self._server.drain()
+        deadline = time.monotonic() + grace_s
+        while self.loop.failure is None and time.monotonic() < deadline:
+            # The routers' submits that crossed the news are in by the next look.
+            await asyncio.sleep(_DRAIN_POLL_S)
+            load = self.loop.load
+            if load.running + load.waiting == 0:
+                return
 
     async def stop(self, reason: str) -> None:
         await self._server.stop(reason)

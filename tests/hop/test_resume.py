@@ -295,3 +295,33 @@ def test_drain_takes_nothing_new_and_finishes_what_there_is():
                 await read_all(stream)
 
     run(scenario())
+
+
+def test_an_engine_that_is_scaled_in_finishes_its_streams_first():
+    async def scenario():
+        a, b = Engine("a", step_s=0.01), Engine("b", step_s=0.01)
+        async with fleet(a, b) as dispatcher:
+            streams = [await dispatcher.open(request(n)) for n in range(6)]
+            await a.service.drain(grace_s=10.0)
+            await a.stop()
+            for number, stream in enumerate(streams):
+                assert await read_all(stream) == expected(request(number))
+                assert stream.timing.replays == 0, "it was cut though there was time"
+
+    run(scenario())
+
+
+def test_a_drain_that_takes_too_long_ends_in_replays():
+    async def scenario():
+        a, b = Engine("a", step_s=0.03), Engine("b", step_s=0.01)
+        async with fleet(a, b) as dispatcher:
+            streams = [await dispatcher.open(request(n, max_tokens=60)) for n in range(6)]
+            await a.service.drain(grace_s=0.3)
+            await a.stop()
+            moved = 0
+            for number, stream in enumerate(streams):
+                assert await read_all(stream) == expected(request(number, max_tokens=60))
+                moved += stream.timing.replays
+            assert moved
+
+    run(scenario())

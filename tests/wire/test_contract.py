@@ -128,6 +128,10 @@ async def test_health_follows_the_source(tokenizer: Tokenizer) -> None:
             wire.source.is_ready = ready
             assert (await watch.read()).status == expected
             assert time.monotonic() - changed < 1.0
+            # As the script has it, engines are connected while it is ready.
+            for name in ("engine-a", "engine-b"):
+                request = health_pb2.HealthCheckRequest(service=f"engine/{name}")
+                assert (await stub.Check(request)).status == expected
         unknown = stub.Check(health_pb2.HealthCheckRequest(service="nobody"))
         assert await unknown.code() is grpc.StatusCode.NOT_FOUND
         watch.cancel()
