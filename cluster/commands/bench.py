@@ -45,11 +45,29 @@ def add_parser(subparsers: Any) -> None:
     )
     relief.add_argument("--requests", type=int, default=4000, help="per case")
     relief.set_defaults(run=run_relief)
+    _add_cpu(modes)
     promise = modes.add_parser(
         "promise", help="the learning budget against fixed ones on the Azure traces (long)"
     )
     promise.add_argument("--requests", type=int, help="rows of each trace (default: all)")
     promise.set_defaults(run=run_promise)
+
+
+def _add_cpu(modes: Any) -> None:
+    parser = modes.add_parser(
+        "cpu",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        help="output tokens per second on the CPU beside other engines, in turns",
+    )
+    parser.add_argument("--model", type=Path, help="Hugging Face folder; default: the embedded one")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument("--budget", type=int, default=512, help="tokens per step, of all engines")
+    parser.add_argument("--threads", type=int, default=2, help="of all engines")
+    parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds")
+    parser.add_argument("--vllm-python", type=Path, help="an interpreter with vLLM for CPUs")
+    parser.add_argument("--openvino-python", type=Path, help="one with openvino-genai")
+    parser.add_argument("--openvino-model", type=Path, help="the model as exported for OpenVINO")
+    parser.set_defaults(run=run_cpu)
 
 
 def _add_hol(modes: Any) -> None:
@@ -206,6 +224,35 @@ def run_scheduler(args: argparse.Namespace) -> int:
     print_table("The scheduler alone, thread CPU time per step", table)
     if args.vllm_python is not None:
         _print_beside_vllm(args.vllm_python, args.rounds, args.steps)
+    return 0
+
+
+def run_cpu(args: argparse.Namespace) -> int:
+    from cluster.bench.cpu_peers import Work, compare, contenders
+    from cluster.commands.simulate import new_table, print_table
+    from workers.pull import default_cache_dir, pull_default
+
+    model = args.model or pull_default(default_cache_dir(), lambda stage, share: None)
+    work = Work(model, args.dtype, args.budget, args.threads)
+    entered = contenders(work, args.vllm_python, args.openvino_python, args.openvino_model)
+    table = new_table(
+        "engine", "tokens/s", "of ours", "TTFT P50 ms", "ITL P50", "ITL P99", "P99 of ours"
+    )
+    for row in compare(entered, args.rounds):
+        times = (row.ttft_p50_ms, row.itl_p50_ms, row.itl_p99_ms)
+        table.add_row(
+            row.name,
+            f"{row.tokens_per_s:.0f}",
+            f"{row.ratio:.2f}",
+            *(f"{t:.0f}" for t in times),
+            f"{row.itl_ratio:.2f}",
+        )
+    print_table(
+        f"32 requests of 128 and 512 tokens, 16 at a time, 64 out, {args.dtype}, "
+        f"{args.threads} threads, budget {args.budget}; targets: a peer at most 0.91 of our "
+        "tokens/s and at least 1.00 of our ITL P99, gRPC at least 0.85",
+        table,
+    )
     return 0
 
 
