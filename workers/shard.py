@@ -13,6 +13,7 @@ from cluster.core.plan import StepPlan, StepResult
 from workers import kvcache, memory
 from workers.attention.registry import make_attention
 from workers.blockmoves import BlockMover
+from workers.cores import settle_on_cores
 from workers.feed import TokenFeed
 from workers.graphs import CudaCapturer, DecodeGraphs
 from workers.inputs import InputBuilder, InputLimits
@@ -88,6 +89,7 @@ def load_shard(
     """
     checkpoint, device = chosen.checkpoint, chosen.device
     if device.type == "cpu":
+        settle_on_cores(config.cores, config.threads)
         torch.set_num_threads(config.threads)
     attention = make_attention(config.attention_backend, chosen.spec)
     model = load_model(

@@ -95,6 +95,13 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--threads", type=int, default=1, help="CPU threads per rank")
     group.add_argument(
+        "--cores",
+        default="",
+        metavar="auto|LIST",
+        help="cores of a CPU engine: auto claims a free one per thread and leaves one for routers; "
+        "a list like 2-5,7 is for one engine of one rank (default: any)",
+    )
+    group.add_argument(
         "--tensor-parallel-size",
         type=int,
         default=1,
@@ -245,6 +252,7 @@ def _settings(args: argparse.Namespace, model: Path, gateway: GatewayConfig) -> 
         max_num_seqs=_either(args.max_num_seqs, 256 if gpus else 32),
         max_model_len=args.max_model_len,
         threads=args.threads,
+        cores=args.cores,
         tensor_parallel_size=args.tensor_parallel_size,
         collectives=args.collectives,
     )

@@ -71,6 +71,8 @@ class WorkerConfig:
     attention_backend: "auto" or a name of workers/attention/registry.py.
     num_blocks: usable KV blocks, or None to take `kv_memory_share` of the free memory.
     threads: intra-op threads on CPU; more than one only pays on cores that nobody else uses.
+    cores: of a CPU worker's process: "" for any, a list like "2-5,7", or "auto" to claim one free
+    physical core per thread, so that workers on one machine do not share any.
     max_model_len: None takes the model's own limit. tensor_parallel_size: ranks that share the
     model, each in a process of its own. collectives: how they exchange, "auto", "shm", "gloo",
     "nccl" or "local" (threads of one process, for tests). decode_graphs: "auto" (CUDA graphs for
@@ -88,6 +90,7 @@ class WorkerConfig:
     max_num_seqs: int = 32
     max_model_len: int | None = None
     threads: int = 1
+    cores: str = ""
     tensor_parallel_size: int = 1
     collectives: str = "auto"
     decode_graphs: str = "auto"
