@@ -67,13 +67,28 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+def spelled(options: dict[str, Any]) -> dict[str, Any]:
+    """As the transformers at hand wants it: before 5, it does not read rope_parameters."""
+    if int(transformers.__version__.split(".")[0]) >= 5 or "rope_parameters" not in options:
+        return options
+    old = {name: value for name, value in options.items() if name != "rope_parameters"}
+    rope = options["rope_parameters"]
+    if "sliding_attention" in rope:
+        old["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        rope = rope["full_attention"]
+    old["rope_theta"] = rope["rope_theta"]
+    if rope["rope_type"] != "default":
+        old["rope_scaling"] = {k: v for k, v in rope.items() if k != "rope_theta"}
+    return old
+
+
 def write_family(folder: Path, name: str, dtype: torch.dtype = torch.float32) -> Path:
     """A checkpoint of `name` whose every weight is random."""
     prefix, options = FAMILIES[name]
     config_class = getattr(
         transformers, f"{prefix}TextConfig" if prefix == "Gemma3" else f"{prefix}Config"
     )
-    config = config_class(**{**SIZES, **options})
+    config = config_class(**{**SIZES, **spelled(options)})
     model = getattr(transformers, f"{prefix}ForCausalLM")(config)
     generator = torch.Generator().manual_seed(len(name))
     with torch.no_grad():
