@@ -66,11 +66,12 @@ class TorchGroup:
         return torch.cat(parts, dim=-1) if self.shard.rank == 0 else None
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
+        plain = self._plain(x)
         try:
-            distributed.broadcast(x, src=0)
+            distributed.broadcast(plain, src=0)
         except RuntimeError as error:
             raise GroupBroken(f"{self._backend}: {error}") from error
-        return x
+        return x if plain is x else x.copy_(plain)
 
     def give_up(self) -> None:
         """The others notice by their timeout, or by this process's end."""
@@ -80,6 +81,17 @@ class TorchGroup:
             distributed.destroy_process_group()
 
     def _all(self, x: torch.Tensor) -> list[torch.Tensor]:
-        parts = [torch.empty_like(x) for _ in range(self.shard.size)]
-        distributed.all_gather(parts, x)
+        plain = self._plain(x)
+        with torch.inference_mode(False):
+            parts = [torch.empty_like(plain) for _ in range(self.shard.size)]
+        distributed.all_gather(parts, plain)
         return parts
+
+    def _plain(self, x: torch.Tensor) -> torch.Tensor:
+        """What the backend may write to. gloo works in threads of its own, which are not in
+        inference mode whatever the caller is in; torch 2.4 lets none of them touch a tensor that
+        was made there."""
+        if self._backend != "gloo" or not x.is_inference():
+            return x
+        with torch.inference_mode(False):
+            return x.clone()
