@@ -6,7 +6,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+PEERS ?=
 PYTEST_ARGS ?=
+PEERS ?=
 
 .PHONY: help install install-test serve test test-flash test-gpu loadtest chaos bench-cpu bench-gpu lint types imports stubs check clean
 
@@ -42,8 +44,10 @@ loadtest:
 chaos: install-test
 	$(BIN)/python -m tests.chaos $(ARGS)
 
+# PEERS="--vllm-python P --openvino-python P --openvino-model DIR" adds the peers that are installed.
 bench-cpu: install
 	$(BIN)/python -m workers.bench_cpu $(ARGS)
+	$(BIN)/headway bench cpu $(PEERS)
 
 bench-gpu: install
 	$(BIN)/python -m workers.bench_gpu $(ARGS)
