@@ -110,6 +110,10 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         metavar="ID",
         help="draw nothing else; repeatable",
     )
+    group.add_argument(
+        "--logprobs", type=int, metavar="N", help="with each id the N likeliest (see --json)"
+    )
+    group.add_argument("--prompt-logprobs", type=int, metavar="N", help="the same for the prompt")
 
 
 def _bias(text: str) -> tuple[int, float]:

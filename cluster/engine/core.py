@@ -15,7 +15,7 @@ from cluster.core.ids import SequenceId, TokenId
 from cluster.core.invariants import check_idle
 from cluster.core.load import EngineLoad
 from cluster.core.outcome import FinishReason
-from cluster.core.plan import StepPlan, StepResult
+from cluster.core.plan import StepPlan, StepResult, TokenLogprob
 from cluster.core.request import EngineRequest
 from cluster.core.scheduler import Scheduler
 from cluster.core.sequence import Sequence
@@ -61,6 +61,14 @@ class StreamFailure(NamedTuple):
     invalid: list[tuple[str, str]]
 
 
+class Scores(NamedTuple):
+    """Log-probabilities that a stream asked for: of the step's output tokens, and, with the first
+    of them, of the prompt's from the second on."""
+
+    output: list[TokenLogprob]
+    prompt: list[TokenLogprob]
+
+
 class WaitingStream(NamedTuple):
     """A stream that has no blocks at present. tokens: to be computed before its next one, prompt
     and emitted ones. preemptions, recomputed_tokens: as in StreamStats, so far. stalled_s: since it
@@ -82,6 +90,7 @@ class StepReport:
     tokens: list[StreamTokens]
     failures: list[StreamFailure]
     waiting: list[WaitingStream] = field(default_factory=list)
+    scores: dict[StreamKey, Scores] = field(default_factory=dict)
 
 
 MAX_WAITING_TOLD = 32
@@ -177,6 +186,13 @@ class EngineCore:
 
     def complete_step(self, result: StepResult, now: float) -> StepReport:
         committed = self.scheduler.commit(result)
+        # Before finished streams are forgotten.
+        scores = {
+            self._keys[seq_id]: Scores([entry], committed.prompt_logprobs.get(seq_id, []))
+            for seq_id, entry in committed.logprobs.items()
+        }
+        for seq_id, prompt in committed.prompt_logprobs.items():
+            scores.setdefault(self._keys[seq_id], Scores([], prompt))
         tokens: list[StreamTokens] = []
         for seq_id, index, token_id, finish in committed.outcomes:
             stats = self._final_stats(seq_id) if finish is not None else None
@@ -189,7 +205,8 @@ class EngineCore:
             self._forget(seq_id)
         self._rate.add(now, len(tokens))
         self._step_s += (_SMOOTHING if self._step_s else 1.0) * (result.elapsed_s - self._step_s)
-        return StepReport(self.load(now), tokens, failures, self.waiting(MAX_WAITING_TOLD, now))
+        waiting = self.waiting(MAX_WAITING_TOLD, now)
+        return StepReport(self.load(now), tokens, failures, waiting, scores)
 
     def waiting(self, most: int, now: float) -> list[WaitingStream]:
         """The first `most` of those who wait."""

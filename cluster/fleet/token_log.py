@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from cluster.core.errors import HeadwayError
 from cluster.core.ids import TokenId
 from cluster.core.outcome import FinishReason
+from cluster.core.plan import TokenLogprob
 from cluster.core.sampling import SamplingParams
 
 
@@ -31,6 +32,9 @@ class TokenLog:
         self.prompt_ids = prompt_ids
         self.sampling = sampling
         self.emitted: list[TokenId] = list(emitted)
+        self.logprobs: list[TokenLogprob | None] = [None] * len(self.emitted)
+        """Of `emitted`, where they were asked for; None for what came before this log was made."""
+        self.prompt_logprobs: list[TokenLogprob] = []
         self.finish: FinishReason | None = None
         self._epoch = 0
 
@@ -50,11 +54,13 @@ class TokenLog:
         first_index: int,
         token_ids: list[TokenId],
         finish: FinishReason | None = None,
+        logprobs: Sequence[TokenLogprob] = (),
+        prompt_logprobs: Sequence[TokenLogprob] = (),
     ) -> int:
         """Take over tokens [first_index, ...) of producer `epoch`; returns how many were new.
 
         A stale epoch and tokens already held are passed over. Raises SequenceGap if tokens are
-        missing in between.
+        missing in between. logprobs: of token_ids, or empty. prompt_logprobs: kept once.
         """
         if epoch != self._epoch or self.finish is not None:
             return 0
@@ -63,6 +69,11 @@ class TokenLog:
             raise SequenceGap(f"token {held} is missing, the producer is at {first_index}")
         fresh = token_ids[held - first_index :]
         self.emitted.extend(fresh)
+        if self.sampling.logprobs is not None:
+            scored = logprobs[held - first_index :]
+            self.logprobs += scored if len(scored) == len(fresh) else [None] * len(fresh)
+        if prompt_logprobs and not self.prompt_logprobs:
+            self.prompt_logprobs = list(prompt_logprobs)
         if first_index + len(token_ids) == len(self.emitted):
             self.finish = finish
         return len(fresh)

@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeAlias
 from cluster.core.errors import FieldViolation, InvalidRequest, ModelError
 from cluster.core.modelinfo import ModelInfo
 from cluster.core.outcome import FinishReason
+from cluster.core.plan import TokenLogprob
 from cluster.core.request import MAX_OBJECTIVE_S, MAX_PRIORITY, MIN_OBJECTIVE_S
 from cluster.core.sampling import SamplingParams
 from cluster.gateway.status import UnknownModel
@@ -68,6 +69,8 @@ class ModelText(NamedTuple):
 
 MAX_NAME_BYTES = 64
 MAX_RESUME_WINDOW_S = 600.0
+MAX_PROMPT_SCORES = 1 << 18
+"""They come in one message."""
 
 
 class Delivery(NamedTuple):
@@ -167,6 +170,10 @@ def sampling_of(
             frequency_penalty=message.frequency_penalty,
             logit_bias=tuple(sorted(message.logit_bias.items())),
             allowed_token_ids=tuple(message.allowed_token_ids),
+            logprobs=message.logprobs if message.HasField("logprobs") else None,
+            prompt_logprobs=(
+                message.prompt_logprobs if message.HasField("prompt_logprobs") else None
+            ),
         )
     except InvalidRequest as error:
         raise InvalidRequest([*_first_causes(error.violations), *violations]) from error
@@ -252,6 +259,13 @@ def fit(
             field, f"has {length} tokens; prompt and output together may have {limit} at most"
         )
     params, left = sampling.params, limit - length
+    scored = length * (1 + params.prompt_logprobs) if params.prompt_logprobs is not None else 0
+    if scored > MAX_PROMPT_SCORES:
+        raise InvalidRequest.single(
+            "sampling.prompt_logprobs",
+            f"{length} prompt tokens with {params.prompt_logprobs} alternatives each are {scored} "
+            f"log-probabilities, at most {MAX_PROMPT_SCORES}",
+        )
     if not sampling.max_tokens_given:
         return dataclasses.replace(params, max_tokens=left)
     if params.max_tokens > left:
@@ -335,7 +349,20 @@ def delta_event(batch: TokenBatch, accepted: int, text: str) -> inference_pb2.Ge
             token_ids=batch.token_ids[:accepted],
             text=text,
             emit_time_unix_us=int(batch.emit_time_s * 1e6),
+            logprobs=[_score(entry) for entry in batch.logprobs[:accepted] if entry is not None],
+            prompt_logprobs=[_score(entry) for entry in batch.prompt_logprobs],
         )
+    )
+
+
+def _score(entry: TokenLogprob) -> inference_pb2.TokenLogprob:
+    return inference_pb2.TokenLogprob(
+        token_id=entry.token_id,
+        logprob=entry.logprob,
+        top=[
+            inference_pb2.TokenLogprob(token_id=token_id, logprob=logprob)
+            for token_id, logprob in entry.top
+        ],
     )
 
 

@@ -91,6 +91,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             if event.HasField("delta"):
                 response.token_ids.extend(event.delta.token_ids)
                 texts.append(event.delta.text)
+                response.logprobs.extend(event.delta.logprobs)
+                response.prompt_logprobs.extend(event.delta.prompt_logprobs)
             elif event.HasField("accepted"):
                 response.accepted.CopyFrom(event.accepted)
             else:

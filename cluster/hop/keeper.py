@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from cluster.core.ids import TokenId
 from cluster.core.outcome import FinishReason
-from cluster.engine.core import ConnectionId, StreamKey
+from cluster.engine.core import ConnectionId, Scores, StreamKey
 from cluster.hop.messages import Keep, KeptLog, Submit
 
 MAX_LOGS = 4096
@@ -27,6 +27,7 @@ class _Entry:
     emitted: list[TokenId]
     key: StreamKey | None
     """Where it is being produced; None once nobody produces it any more."""
+    scores: Scores
     finish: FinishReason | None = None
     expires_s: float = 0.0
 
@@ -48,18 +49,28 @@ class LogKeeper:
         if keep is None:
             return
         self.forget(keep.token)
-        self._entries[keep.token] = _Entry(message, keep, list(message.emitted_ids), key)
+        emitted = list(message.emitted_ids)
+        self._entries[keep.token] = _Entry(message, keep, emitted, key, Scores([], []))
         self._by_key[key] = keep.token
         while len(self._entries) > MAX_LOGS:
             self.forget(next(iter(self._entries)))
 
-    def extend(self, key: StreamKey, token_ids: list[TokenId], finish: FinishReason | None) -> None:
+    def extend(
+        self,
+        key: StreamKey,
+        token_ids: list[TokenId],
+        finish: FinishReason | None,
+        scores: Scores | None,
+    ) -> None:
         """Tokens of a stream, kept or not, in order."""
         token = self._by_key.get(key)
         if token is None:
             return
         entry = self._entries[token]
         entry.emitted += token_ids
+        if scores is not None:
+            entry.scores.output.extend(scores.output)
+            entry.scores.prompt.extend(scores.prompt)
         if finish is not None:
             entry.finish = finish
             self._orphan(entry)
@@ -98,6 +109,7 @@ class LogKeeper:
             submit.tenant,
             submit.priority,
             entry.finish,
+            entry.scores,
         )
         return log, entry.key
 

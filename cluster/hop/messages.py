@@ -16,7 +16,7 @@ from cluster.core.load import EngineLoad
 from cluster.core.modelinfo import ModelInfo
 from cluster.core.outcome import FinishReason
 from cluster.core.sampling import SamplingParams
-from cluster.engine.core import StreamStats
+from cluster.engine.core import Scores, StreamStats
 
 PROTOCOL_VERSION = 2
 RESUMED_ELSEWHERE = "the stream goes on at another router"
@@ -98,7 +98,8 @@ class Drain(msgspec.Struct, tag="drain", array_like=True, frozen=True):
 
 
 class KeptLog(msgspec.Struct, array_like=True, frozen=True):
-    """A stream's log as the engine knew it; finish is set if it is complete."""
+    """A stream's log as the engine knew it; finish is set if it is complete. scores: of the last
+    ids, as many as were produced while it was there."""
 
     keep: Keep
     prompt_ids: TokenIds
@@ -107,6 +108,7 @@ class KeptLog(msgspec.Struct, array_like=True, frozen=True):
     tenant: Name
     priority: int
     finish: FinishReason | None
+    scores: Scores
 
 
 class Adopted(msgspec.Struct, tag="adopted", array_like=True, frozen=True):
@@ -144,6 +146,7 @@ class Tokens(msgspec.Struct, tag="t", array_like=True, frozen=True):
     token_ids: TokenIds
     finish: FinishReason | None = None
     stats: StreamStats | None = None
+    scores: Scores | None = None
 
 
 class WaitingPart(msgspec.Struct, tag="w", array_like=True, frozen=True):

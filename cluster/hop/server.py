@@ -147,8 +147,9 @@ class HopServer:
     def _distribute(self, report: StepReport) -> None:
         tokens: dict[ConnectionId, list[Tokens]] = {}
         for key, first_index, ids, finish, stats in report.tokens:
-            part = Tokens(key.stream, first_index, ids, finish, stats)
-            self._keeper.extend(key, ids, finish)
+            scores = report.scores.get(key)
+            part = Tokens(key.stream, first_index, ids, finish, stats, scores)
+            self._keeper.extend(key, ids, finish, scores)
             tokens.setdefault(key.connection, []).append(part)
         failures: dict[ConnectionId, list[Failure]] = {}
         for key, reason, invalid in report.failures:

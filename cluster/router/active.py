@@ -102,7 +102,10 @@ class ActiveStream:
         """Take over a frame's tokens. Raises SequenceGap (see TokenLog.accept)."""
         if self.producer is None or self.over:
             return
-        fresh = self.log.accept(self.producer.epoch, part.first_index, part.token_ids, part.finish)
+        output, prompt = part.scores or ((), ())
+        fresh = self.log.accept(
+            self.producer.epoch, part.first_index, part.token_ids, part.finish, output, prompt
+        )
         if fresh:
             self._emit_time_s = emit_time_s
             if self.timing.first_token_s is None:
@@ -190,7 +193,14 @@ class ActiveStream:
         self._delivered += len(ids)
         finish: FinishReason | None = self.log.finish
         self._on_reader(self)
-        return TokenBatch(first, ids, self._emit_time_s, finish)
+        return TokenBatch(
+            first,
+            ids,
+            self._emit_time_s,
+            finish,
+            self.log.logprobs[first : first + len(ids)],
+            self.log.prompt_logprobs if first == 0 and ids else (),
+        )
 
 
 class StreamReader:

@@ -256,6 +256,9 @@ class Dispatcher:
             raise UnknownResumeToken("no such stream is kept; it may have expired")
         stream = self._new_stream(request_of(found))
         self._keep(stream, token)
+        output, stream.log.prompt_logprobs = found.scores
+        if output:
+            stream.log.logprobs[-len(output) :] = output
         if found.finish is not None:
             stream.log.finish = found.finish
             self._let_go(stream)

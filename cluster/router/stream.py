@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from cluster.core.ids import TokenId
 from cluster.core.modelinfo import ModelInfo
 from cluster.core.outcome import FinishReason
+from cluster.core.plan import TokenLogprob
 from cluster.core.sampling import SamplingParams
 
 
@@ -41,13 +43,16 @@ class TokenBatch(NamedTuple):
 
     A slow reader gets several steps' tokens in one batch; nothing is dropped. `finish` is set
     on the last batch of a stream and only there (that batch may be empty). emit_time_s: wall clock
-    (Unix seconds) at which the engine emitted the newest of them.
+    (Unix seconds) at which the engine emitted the newest of them. logprobs: one per id where they
+    were asked for. prompt_logprobs: with index 0, if asked for.
     """
 
     first_index: int
     token_ids: list[TokenId]
     emit_time_s: float
     finish: FinishReason | None
+    logprobs: Sequence[TokenLogprob | None] = ()
+    prompt_logprobs: Sequence[TokenLogprob] = ()
 
 
 @dataclass(slots=True)

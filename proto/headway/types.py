@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -48,6 +48,18 @@ class Sampling:
     frequency_penalty: float | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_token_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural logarithm of the probability that the model gave an id. top: (id, log-probability) of
+    the likeliest, as many as were asked for."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +99,8 @@ class Delta:
     token_ids: tuple[int, ...]
     text: str
     emit_time_s: float
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +137,8 @@ class Completion:
     token_ids: tuple[int, ...]
     text: str
     finished: Finished
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +216,8 @@ def generate_request(
                 frequency_penalty=fields.frequency_penalty,
                 logit_bias=fields.logit_bias,
                 allowed_token_ids=fields.allowed_token_ids,
+                logprobs=fields.logprobs,
+                prompt_logprobs=fields.prompt_logprobs,
             ),
             tenant=wishes.tenant,
             priority=wishes.priority,
@@ -296,11 +314,23 @@ def event_of(message: inference_pb2.GenerateEvent) -> Event | None:
     if kind == "delta":
         delta = message.delta
         return Delta(
-            delta.first_index, tuple(delta.token_ids), delta.text, delta.emit_time_unix_us / 1e6
+            delta.first_index,
+            tuple(delta.token_ids),
+            delta.text,
+            delta.emit_time_unix_us / 1e6,
+            _scores_of(delta.logprobs),
+            _scores_of(delta.prompt_logprobs),
         )
     if kind == "finished":
         return finished_of(message.finished)
     return None
+
+
+def _scores_of(entries: Iterable[inference_pb2.TokenLogprob]) -> tuple[TokenLogprob, ...]:
+    return tuple(
+        TokenLogprob(e.token_id, e.logprob, tuple((t.token_id, t.logprob) for t in e.top))
+        for e in entries
+    )
 
 
 def accepted_of(message: inference_pb2.Accepted) -> Accepted:
@@ -343,6 +373,8 @@ def completion_of(message: inference_pb2.CompleteResponse) -> Completion:
         token_ids=tuple(message.token_ids),
         text=message.text,
         finished=finished_of(message.finished),
+        logprobs=_scores_of(message.logprobs),
+        prompt_logprobs=_scores_of(message.prompt_logprobs),
     )
 
 

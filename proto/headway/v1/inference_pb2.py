@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aheadway/v1/inference.proto\x12\nheadway.v1\"\xce\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12%\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x15.headway.v1.ChatInputH\x00\x12)\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x14.headway.v1.TokenIdsH\x00\x12,\n\x08sampling\x18\x05 \x01(\x0b\x32\x1a.headway.v1.SamplingParams\x12\x17\n\x0fresume_window_s\x18\x10 \x01(\x01\x12\x10\n\x08priority\x18\x11 \x01(\x11\x12\x0e\n\x06tenant\x18\x12 \x01(\t\x12\x0f\n\x07session\x18\x13 \x01(\t\x12\x1d\n\x10ttft_objective_s\x18\x14 \x01(\x01H\x01\x88\x01\x01\x12\x13\n\x0b\x65mitted_ids\x18\x15 \x03(\rB\x07\n\x05inputB\x13\n\x11_ttft_objective_s\"9\n\rResumeRequest\x12\x14\n\x0cresume_token\x18\x01 \x01(\t\x12\x12\n\nnext_index\x18\x02 \x01(\r\"%\n\rForgetRequest\x12\x14\n\x0cresume_token\x18\x01 \x01(\t\"\x10\n\x0e\x46orgetResponse\"6\n\tChatInput\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.headway.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xfc\x04\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x04 \x01(\x03H\x03\x88\x01\x01\x12\x12\n\x05top_p\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x11\n\x04seed\x18\x07 \x01(\x04H\x06\x88\x01\x01\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x16\n\x0estop_token_ids\x18\t \x03(\r\x12\x17\n\nignore_eos\x18\n \x01(\x08H\x07\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x0b \x01(\x01H\x08\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x0c \x01(\x01H\t\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\r \x01(\x01H\n\x88\x01\x01\x12=\n\nlogit_bias\x18\x0e \x03(\x0b\x32).headway.v1.SamplingParams.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\x0f \x03(\r\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seedB\r\n\x0b_ignore_eosB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penalty\"\x90\x01\n\rGenerateEvent\x12(\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x14.headway.v1.AcceptedH\x00\x12\"\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x11.headway.v1.DeltaH\x00\x12(\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x14.headway.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"|\n\x08\x41\x63\x63\x65pted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x14\n\x0cresume_token\x18\x10 \x01(\t\"X\n\x05\x44\x65lta\x12\x13\n\x0b\x66irst_index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x19\n\x11\x65mit_time_unix_us\x18\x04 \x01(\x03\"\xba\x01\n\x08\x46inished\x12(\n\x06reason\x18\x01 \x01(\x0e\x32\x18.headway.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x02 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x03 \x01(\rH\x00\x12 \n\x05usage\x18\x04 \x01(\x0b\x32\x11.headway.v1.Usage\x12\"\n\x06timing\x18\x05 \x01(\x0b\x32\x12.headway.v1.TimingB\x0e\n\x0cmatched_stop\"9\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\"\xcf\x01\n\x06Timing\x12\x14\n\x07queue_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\rfirst_token_s\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x14\n\x07total_s\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x13\n\x0bpreemptions\x18\x04 \x01(\r\x12\x0f\n\x07replays\x18\x05 \x01(\r\x12\x12\n\nengine_ids\x18\x10 \x03(\t\x12\x19\n\x11recomputed_tokens\x18\x11 \x01(\x04\x42\n\n\x08_queue_sB\x10\n\x0e_first_token_sB\n\n\x08_total_s\"\x83\x01\n\x10\x43ompleteResponse\x12&\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x14.headway.v1.Accepted\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12&\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x14.headway.v1.Finished\"`\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12%\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x15.headway.v1.ChatInputH\x00\x42\x07\n\x05input\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x85\x01\n\x10GetModelResponse\x12 \n\x05model\x18\x01 \x01(\x0b\x32\x11.headway.v1.Model\x12\x34\n\x10\x64\x65\x66\x61ult_sampling\x18\x02 \x01(\x0b\x32\x1a.headway.v1.SamplingParams\x12\x19\n\x11max_message_bytes\x18\x03 \x01(\r\"\xac\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x15\n\rmax_model_len\x18\x06 \x01(\r\x12\x15\n\reos_token_ids\x18\x07 \x03(\r\x12\x19\n\x11has_chat_template\x18\x08 \x01(\x08*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xa9\x03\n\tInference\x12\x44\n\x08Generate\x12\x1b.headway.v1.GenerateRequest\x1a\x19.headway.v1.GenerateEvent0\x01\x12@\n\x06Resume\x12\x19.headway.v1.ResumeRequest\x1a\x19.headway.v1.GenerateEvent0\x01\x12?\n\x06\x46orget\x12\x19.headway.v1.ForgetRequest\x1a\x1a.headway.v1.ForgetResponse\x12\x45\n\x08\x43omplete\x12\x1b.headway.v1.GenerateRequest\x1a\x1c.headway.v1.CompleteResponse\x12\x45\n\x08Tokenize\x12\x1b.headway.v1.TokenizeRequest\x1a\x1c.headway.v1.TokenizeResponse\x12\x45\n\x08GetModel\x12\x1b.headway.v1.GetModelRequest\x1a\x1c.headway.v1.GetModelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aheadway/v1/inference.proto\x12\nheadway.v1\"\xce\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12%\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x15.headway.v1.ChatInputH\x00\x12)\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x14.headway.v1.TokenIdsH\x00\x12,\n\x08sampling\x18\x05 \x01(\x0b\x32\x1a.headway.v1.SamplingParams\x12\x17\n\x0fresume_window_s\x18\x10 \x01(\x01\x12\x10\n\x08priority\x18\x11 \x01(\x11\x12\x0e\n\x06tenant\x18\x12 \x01(\t\x12\x0f\n\x07session\x18\x13 \x01(\t\x12\x1d\n\x10ttft_objective_s\x18\x14 \x01(\x01H\x01\x88\x01\x01\x12\x13\n\x0b\x65mitted_ids\x18\x15 \x03(\rB\x07\n\x05inputB\x13\n\x11_ttft_objective_s\"9\n\rResumeRequest\x12\x14\n\x0cresume_token\x18\x01 \x01(\t\x12\x12\n\nnext_index\x18\x02 \x01(\r\"%\n\rForgetRequest\x12\x14\n\x0cresume_token\x18\x01 \x01(\t\"\x10\n\x0e\x46orgetResponse\"6\n\tChatInput\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.headway.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xd2\x05\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x04 \x01(\x03H\x03\x88\x01\x01\x12\x12\n\x05top_p\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x11\n\x04seed\x18\x07 \x01(\x04H\x06\x88\x01\x01\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x16\n\x0estop_token_ids\x18\t \x03(\r\x12\x17\n\nignore_eos\x18\n \x01(\x08H\x07\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x0b \x01(\x01H\x08\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x0c \x01(\x01H\t\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\r \x01(\x01H\n\x88\x01\x01\x12=\n\nlogit_bias\x18\x0e \x03(\x0b\x32).headway.v1.SamplingParams.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\x0f \x03(\r\x12\x15\n\x08logprobs\x18  \x01(\x03H\x0b\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18! \x01(\x03H\x0c\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seedB\r\n\x0b_ignore_eosB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\x90\x01\n\rGenerateEvent\x12(\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x14.headway.v1.AcceptedH\x00\x12\"\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x11.headway.v1.DeltaH\x00\x12(\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x14.headway.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"|\n\x08\x41\x63\x63\x65pted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x14\n\x0cresume_token\x18\x10 \x01(\t\"\xb7\x01\n\x05\x44\x65lta\x12\x13\n\x0b\x66irst_index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x19\n\x11\x65mit_time_unix_us\x18\x04 \x01(\x03\x12*\n\x08logprobs\x18  \x03(\x0b\x32\x18.headway.v1.TokenLogprob\x12\x31\n\x0fprompt_logprobs\x18! \x03(\x0b\x32\x18.headway.v1.TokenLogprob\"X\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12%\n\x03top\x18\x03 \x03(\x0b\x32\x18.headway.v1.TokenLogprob\"\xba\x01\n\x08\x46inished\x12(\n\x06reason\x18\x01 \x01(\x0e\x32\x18.headway.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x02 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x03 \x01(\rH\x00\x12 \n\x05usage\x18\x04 \x01(\x0b\x32\x11.headway.v1.Usage\x12\"\n\x06timing\x18\x05 \x01(\x0b\x32\x12.headway.v1.TimingB\x0e\n\x0cmatched_stop\"9\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\"\xcf\x01\n\x06Timing\x12\x14\n\x07queue_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\rfirst_token_s\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x14\n\x07total_s\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x13\n\x0bpreemptions\x18\x04 \x01(\r\x12\x0f\n\x07replays\x18\x05 \x01(\r\x12\x12\n\nengine_ids\x18\x10 \x03(\t\x12\x19\n\x11recomputed_tokens\x18\x11 \x01(\x04\x42\n\n\x08_queue_sB\x10\n\x0e_first_token_sB\n\n\x08_total_s\"\xe2\x01\n\x10\x43ompleteResponse\x12&\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x14.headway.v1.Accepted\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12&\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x14.headway.v1.Finished\x12*\n\x08logprobs\x18  \x03(\x0b\x32\x18.headway.v1.TokenLogprob\x12\x31\n\x0fprompt_logprobs\x18! \x03(\x0b\x32\x18.headway.v1.TokenLogprob\"`\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12%\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x15.headway.v1.ChatInputH\x00\x42\x07\n\x05input\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x85\x01\n\x10GetModelResponse\x12 \n\x05model\x18\x01 \x01(\x0b\x32\x11.headway.v1.Model\x12\x34\n\x10\x64\x65\x66\x61ult_sampling\x18\x02 \x01(\x0b\x32\x1a.headway.v1.SamplingParams\x12\x19\n\x11max_message_bytes\x18\x03 \x01(\r\"\xac\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x15\n\rmax_model_len\x18\x06 \x01(\r\x12\x15\n\reos_token_ids\x18\x07 \x03(\r\x12\x19\n\x11has_chat_template\x18\x08 \x01(\x08*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xa9\x03\n\tInference\x12\x44\n\x08Generate\x12\x1b.headway.v1.GenerateRequest\x1a\x19.headway.v1.GenerateEvent0\x01\x12@\n\x06Resume\x12\x19.headway.v1.ResumeRequest\x1a\x19.headway.v1.GenerateEvent0\x01\x12?\n\x06\x46orget\x12\x19.headway.v1.ForgetRequest\x1a\x1a.headway.v1.ForgetResponse\x12\x45\n\x08\x43omplete\x12\x1b.headway.v1.GenerateRequest\x1a\x1c.headway.v1.CompleteResponse\x12\x45\n\x08Tokenize\x12\x1b.headway.v1.TokenizeRequest\x1a\x1c.headway.v1.TokenizeResponse\x12\x45\n\x08GetModel\x12\x1b.headway.v1.GetModelRequest\x1a\x1c.headway.v1.GetModelResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,8 +33,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=2698
-  _globals['_FINISHREASON']._serialized_end=2793
+  _globals['_FINISHREASON']._serialized_start=3065
+  _globals['_FINISHREASON']._serialized_end=3160
   _globals['_GENERATEREQUEST']._serialized_start=43
   _globals['_GENERATEREQUEST']._serialized_end=377
   _globals['_RESUMEREQUEST']._serialized_start=379
@@ -50,33 +50,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENIDS']._serialized_start=597
   _globals['_TOKENIDS']._serialized_end=620
   _globals['_SAMPLINGPARAMS']._serialized_start=623
-  _globals['_SAMPLINGPARAMS']._serialized_end=1259
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=1045
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=1093
-  _globals['_GENERATEEVENT']._serialized_start=1262
-  _globals['_GENERATEEVENT']._serialized_end=1406
-  _globals['_ACCEPTED']._serialized_start=1408
-  _globals['_ACCEPTED']._serialized_end=1532
-  _globals['_DELTA']._serialized_start=1534
-  _globals['_DELTA']._serialized_end=1622
-  _globals['_FINISHED']._serialized_start=1625
-  _globals['_FINISHED']._serialized_end=1811
-  _globals['_USAGE']._serialized_start=1813
-  _globals['_USAGE']._serialized_end=1870
-  _globals['_TIMING']._serialized_start=1873
-  _globals['_TIMING']._serialized_end=2080
-  _globals['_COMPLETERESPONSE']._serialized_start=2083
-  _globals['_COMPLETERESPONSE']._serialized_end=2214
-  _globals['_TOKENIZEREQUEST']._serialized_start=2216
-  _globals['_TOKENIZEREQUEST']._serialized_end=2312
-  _globals['_TOKENIZERESPONSE']._serialized_start=2314
-  _globals['_TOKENIZERESPONSE']._serialized_end=2351
-  _globals['_GETMODELREQUEST']._serialized_start=2353
-  _globals['_GETMODELREQUEST']._serialized_end=2385
-  _globals['_GETMODELRESPONSE']._serialized_start=2388
-  _globals['_GETMODELRESPONSE']._serialized_end=2521
-  _globals['_MODEL']._serialized_start=2524
-  _globals['_MODEL']._serialized_end=2696
-  _globals['_INFERENCE']._serialized_start=2796
-  _globals['_INFERENCE']._serialized_end=3221
+  _globals['_SAMPLINGPARAMS']._serialized_end=1345
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=1098
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=1146
+  _globals['_GENERATEEVENT']._serialized_start=1348
+  _globals['_GENERATEEVENT']._serialized_end=1492
+  _globals['_ACCEPTED']._serialized_start=1494
+  _globals['_ACCEPTED']._serialized_end=1618
+  _globals['_DELTA']._serialized_start=1621
+  _globals['_DELTA']._serialized_end=1804
+  _globals['_TOKENLOGPROB']._serialized_start=1806
+  _globals['_TOKENLOGPROB']._serialized_end=1894
+  _globals['_FINISHED']._serialized_start=1897
+  _globals['_FINISHED']._serialized_end=2083
+  _globals['_USAGE']._serialized_start=2085
+  _globals['_USAGE']._serialized_end=2142
+  _globals['_TIMING']._serialized_start=2145
+  _globals['_TIMING']._serialized_end=2352
+  _globals['_COMPLETERESPONSE']._serialized_start=2355
+  _globals['_COMPLETERESPONSE']._serialized_end=2581
+  _globals['_TOKENIZEREQUEST']._serialized_start=2583
+  _globals['_TOKENIZEREQUEST']._serialized_end=2679
+  _globals['_TOKENIZERESPONSE']._serialized_start=2681
+  _globals['_TOKENIZERESPONSE']._serialized_end=2718
+  _globals['_GETMODELREQUEST']._serialized_start=2720
+  _globals['_GETMODELREQUEST']._serialized_end=2752
+  _globals['_GETMODELRESPONSE']._serialized_start=2755
+  _globals['_GETMODELRESPONSE']._serialized_end=2888
+  _globals['_MODEL']._serialized_start=2891
+  _globals['_MODEL']._serialized_end=3063
+  _globals['_INFERENCE']._serialized_start=3163
+  _globals['_INFERENCE']._serialized_end=3588
 # @@protoc_insertion_point(module_scope)
