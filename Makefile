@@ -8,7 +8,6 @@ BIN := $(VENV)/bin
 ARGS ?=
 PEERS ?=
 PYTEST_ARGS ?=
-PEERS ?=
 
 .PHONY: help install install-test serve test test-flash test-gpu loadtest chaos bench-cpu bench-gpu lint types imports stubs check clean
 
