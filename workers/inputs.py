@@ -88,19 +88,22 @@ class InputBuilder:
         """
         rows = plan.rows
         self._check_sizes(plan)
-        lanes = np.array([self._grant(row) for row in rows], dtype=np.int64)
-        starts = np.array([row.start for row in rows], dtype=np.int64)
-        counts = np.array([row.count for row in rows], dtype=np.int64)
+        held = [self._grant(row) for row in rows]
+        lanes = np.array(held, dtype=np.int64)
+        # Each call into numpy costs as much as some rows: as few of them as can be.
+        numbers = np.array([(r.start, r.count, r.samples) for r in rows], dtype=np.int64)
+        starts, counts, samples = numbers[:, 0], numbers[:, 1], numbers[:, 2].astype(bool)
         ends = starts + counts
-        self._check_rows(plan, lanes, counts, ends)
+        if len(set(held)) != len(held):
+            raise RuntimeError(f"plan {plan.step}: a sequence is in two rows")
+        self._check_rows(plan, lanes, counts, ends, samples)
         bounds = np.zeros(len(rows) + 1, dtype=np.int64)
         np.cumsum(counts, out=bounds[1:])
         num_tokens = int(bounds[-1])
         if num_tokens != plan.num_tokens:
             raise RuntimeError(f"plan {plan.step}: {num_tokens} tokens, not {plan.num_tokens}")
         self._write_tokens(lanes, starts - bounds[:-1], counts, num_tokens)
-        samples = np.array([row.samples for row in rows], dtype=bool)
-        scored = self._scored(plan, lanes)
+        scored = self._scored(plan, held)
         self._write_logits_index(bounds, samples, starts, scored)
         num_logits = int(samples.sum()) + sum(prompt.count for prompt in scored)
         unread = bool((self._token_ids.array[:num_tokens] == UNREAD_TOKEN).any())
@@ -170,11 +173,10 @@ class InputBuilder:
             padded=True,
         )
 
-    def _scored(self, plan: StepPlan, lanes: np.ndarray) -> list[ScoredPrompt]:
+    def _scored(self, plan: StepPlan, lanes: list[int]) -> list[ScoredPrompt]:
         """The prompt tokens that this step scores for sequences that asked for it."""
         scored: list[ScoredPrompt] = []
-        for at, row in enumerate(plan.rows):
-            lane = int(lanes[at])
+        for at, (row, lane) in enumerate(zip(plan.rows, lanes, strict=True)):
             top = self._table.prompt_top(lane)
             if top is None:
                 continue
@@ -225,12 +227,14 @@ class InputBuilder:
         return self._table.grant(row.seq_id, row.new_blocks)
 
     def _check_rows(
-        self, plan: StepPlan, lanes: np.ndarray, counts: np.ndarray, ends: np.ndarray
+        self,
+        plan: StepPlan,
+        lanes: np.ndarray,
+        counts: np.ndarray,
+        ends: np.ndarray,
+        samples: np.ndarray,
     ) -> None:
         table = self._table
-        if len(np.unique(lanes)) != len(lanes):
-            raise RuntimeError(f"plan {plan.step}: a sequence is in two rows")
-        samples = np.array([row.samples for row in plan.rows], dtype=bool)
         covered = table.num_blocks[lanes] * table.block_size
         lengths = table.lengths[lanes]
         wrong = (counts < 1) | (ends - counts < 0) | (ends > lengths) | (ends > covered)
@@ -256,8 +260,10 @@ class InputBuilder:
     ) -> None:
         """Per token: id, position, slot. offsets: a row's position minus its token index."""
         table = self._table
-        lane_of_token = np.repeat(lanes, counts)
-        positions = np.arange(num_tokens) + np.repeat(offsets, counts)
+        lane_of_token, positions = lanes, np.arange(num_tokens)
+        if num_tokens > len(lanes):
+            lane_of_token, offsets = np.repeat(lanes, counts), np.repeat(offsets, counts)
+        positions = positions + offsets
         self._token_lanes.array[:num_tokens] = lane_of_token
         self._token_ids.array[:num_tokens] = table.token_ids[lane_of_token, positions]
         self._positions.array[:num_tokens] = positions
