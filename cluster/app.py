@@ -58,6 +58,9 @@ class RunningRouter:
         self._server = server
         self.port = server.port
 
+    def ready(self) -> bool:
+        return self._dispatcher.ready()
+
     async def set_engines(self, addresses: set[tuple[str, int]]) -> None:
         await self._dispatcher.set_engines(addresses)
 

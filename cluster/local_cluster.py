@@ -7,6 +7,7 @@ import io
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +20,7 @@ from cluster.actors.coordinator import (
     CoordinatorClient,
     stop_coordinator,
 )
+from cluster.actors.router import SERVING
 from cluster.app import APP_NAME, application
 from cluster.core.errors import HeadwayError
 from cluster.progress import StageLines
@@ -27,6 +29,7 @@ from cluster.settings import ServeSettings
 OBJECT_STORE_BYTES = 96 << 20
 """Tokens never go through Ray's object store; this is about the least that Ray accepts."""
 REPORT_PERIOD_S = 0.25
+SERVING_WAIT_S = 30.0
 
 Say = Callable[[str], None]
 
@@ -93,9 +96,20 @@ class LocalCluster:
                 serve.run(application(self._settings), name=APP_NAME, route_prefix=None)
             except RuntimeError as error:
                 raise StartFailed(self._reason(error)) from error
+            self._await_serving()
         ports = [report.port for report in CoordinatorClient().reports() if report.port]
         host = self.address.rpartition(":")[0]
         self.address = f"{host}:{ports[-1]}" if ports else self.address
+
+    def _await_serving(self) -> None:
+        """Until every router has found an engine; a call before that would be told to come back."""
+        client, deadline = CoordinatorClient(), time.monotonic() + SERVING_WAIT_S
+        while time.monotonic() < deadline:
+            with contextlib.suppress(Exception):
+                serving = sum(report.stage == SERVING for report in client.reports())
+                if serving >= self._settings.routers:
+                    return
+            time.sleep(REPORT_PERIOD_S / 2)
 
     def wait(self, stop: threading.Event) -> None:
         """Until `stop` is set."""

@@ -15,12 +15,16 @@ from cluster.core.errors import HeadwayError
 logger = logging.getLogger(__name__)
 
 DIRECTORY_PERIOD_S = 0.5
+SERVING = "serving"
+"""Stage of a router that has an engine."""
 
 
 class Router(Protocol):
     """What the replica runs (app.RunningRouter). Its coroutines belong to one asyncio loop."""
 
     port: int
+
+    def ready(self) -> bool: ...
 
     async def set_engines(self, addresses: set[tuple[str, int]]) -> None: ...
 
@@ -71,8 +75,15 @@ class RouterReplica:
         self._loop.stop()
 
     def _follow_engines(self) -> None:
+        told = False
         while not self._stopping.is_set():
             try:
+                if not told and self._router.ready():
+                    port = self._router.port
+                    self._coordinator.report(
+                        StartupReport(self._router_id, SERVING, 1.0, port=port)
+                    )
+                    told = True
                 addresses = {record.address for record in self._coordinator.engines()}
                 self._loop.run(self._router.set_engines(addresses), timeout_s=10.0)
             except Exception:
