@@ -128,7 +128,8 @@ class ModelRunner:
                 plan.step,
                 [row.seq_id for row in plan.rows if row.samples],
                 [self._table.expect(lane) for lane in step.lanes],
-                list if token_ids is None else start_reading(token_ids),
+                # Also where nothing was sampled: to wait for a step is to know that it is done.
+                start_reading(step.sampled if token_ids is None else token_ids),
                 self._table,
             )
             if logits is not None and self._is_scored(step, draws):
