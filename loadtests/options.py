@@ -36,8 +36,9 @@ HELP: dict[str, tuple[type, str]] = {
     "long_count": (int, "how many of them; 0 as long as others arrive"),
     "long_prompt": (int, "tokens of a long prompt"),
     "long_output": (int, "tokens of the answer to it"),
-    "tenants": (int, "tenants that requests are labelled with"),
+    "tenants": (int, "tenants that requests come from"),
     "tenant_skew": (float, "tenant k gets a share proportional to k ** -skew"),
+    "priorities": (int, "priorities that requests have, evenly, from 0 up"),
     "seed": (int, "of everything that is drawn"),
 }
 

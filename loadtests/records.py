@@ -20,6 +20,7 @@ class Record:
     out of place (a gap or a repeat). messages: deliveries with ids. gaps_us: microseconds between
     these. wire_lag_us: the largest of receive time minus emit time. error: "" when it went well.
     queue_s, server_first_s, server_total_s: from the server's clock, None when it did not say.
+    engine: the last one that worked on it, "" when the server did not say.
     """
 
     index: int
@@ -44,6 +45,8 @@ class Record:
     server_total_s: float | None = None
     preemptions: int = 0
     replays: int = 0
+    priority: int = 0
+    engine: str = ""
 
     @property
     def sent(self) -> bool:

@@ -95,6 +95,7 @@ class Replayer:
             # A user answers only what he has read: a turn arrives no earlier than that.
             at_s = max(at_s, self._now())
         record = Record(row.number, row.kind, row.tenant, at_s, at_s < self._scenario.warmup_s)
+        record.priority = row.priority
         sink = Sink(record, self._start, self._unix_offset, self._lags)
         record.sent_s = self._now()
         await self._target.send(prompt, row, sink)

@@ -44,6 +44,9 @@ def report_html(outcome: Outcome) -> str:
         "<h2>ITL over time</h2>" + line(_itl_over_time(measured), "median of the bin, ms"),
         "<h2>Goodput and rate over time</h2>" + _rates(outcome, measured),
         "<h2>By tenant</h2>" + group_table(measured, lambda r: f"tenant {r.tenant}"),
+        "<h2>By priority</h2>" + group_table(measured, lambda r: f"priority {r.priority}"),
+        "<h2>By the engine that finished it</h2>"
+        + group_table(measured, lambda r: r.engine or "not told"),
         "<h2>By kind</h2>" + group_table(measured, lambda r: r.kind),
         "<h2>What the server said beside what the client saw</h2>"
         + _server(outcome, summary, measured),

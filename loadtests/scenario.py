@@ -28,6 +28,7 @@ class PlannedRequest(NamedTuple):
     session: int = -1
     turn: int = 0
     hash_ids: tuple[int, ...] = ()
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,8 @@ class Scenario:
     counted. turns, think_s: each arrival is a chat session whose next turn is due think_s later.
     long_every_s, long_prompt: a prompt of so many tokens comes in among the others every so often,
     long_count times, or (0) as long as others arrive.
-    tenants, tenant_skew: tenant k gets a share proportional to k ** -skew.
+    tenants, tenant_skew: tenant k gets a share proportional to k ** -skew. priorities: each request
+    has one of 0 to priorities - 1, drawn evenly.
     """
 
     arrivals: str = "poisson:2"
@@ -62,11 +64,12 @@ class Scenario:
     long_output: int = 8
     tenants: int = 1
     tenant_skew: float = 1.0
+    priorities: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
         parse_arrivals(self.arrivals)
-        _at_least(self, 1, "requests", "max_input", "max_output", "turns", "tenants")
+        _at_least(self, 1, "requests", "max_input", "max_output", "turns", "tenants", "priorities")
         _at_least(self, 1, "long_prompt", "long_output")
         _at_least(self, 0, "long_count", "warmup_s", "think_s", "long_every_s", "tenant_skew")
         if self.closed_users and (self.turns > 1 or self.long_every_s):
@@ -82,9 +85,12 @@ class Scenario:
         """All requests in order of arrival."""
         timed = timed_requests(parse_arrivals(self.arrivals), self._sizes())
         tenant_of = _tenant_draw(self.tenants, self.tenant_skew, self.seed)
+        priorities = random.Random(f"priorities {self.seed}")
         rows: list[PlannedRequest] = []
         for number, request in enumerate(timed):
-            rows += self._turns(number, request, tenant_of())
+            priority = priorities.randrange(self.priorities)
+            turns = self._turns(number, request, tenant_of())
+            rows += [turn._replace(priority=priority) for turn in turns]
         rows += self._long_prompts(max(row.at_s for row in rows))
         rows.sort(key=lambda row: row.at_s)
         return [row._replace(number=number) for number, row in enumerate(rows)]

@@ -14,7 +14,7 @@ import grpc.aio
 from cluster.core.errors import HeadwayError
 from headway.client import Connection
 from headway.errors import HeadwayRpcError, from_rpc_error
-from headway.types import Sampling, generate_request, status_of
+from headway.types import Delivery, Sampling, generate_request, status_of
 from headway.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 from loadtests.prompts import PromptMaker, corpus_text
 from loadtests.records import Record
@@ -66,7 +66,12 @@ class HeadwayTarget:
             seed=request.number,
             ignore_eos=True,
         )
-        message = generate_request(prompt[-room:], sampling, self._spec.model)
+        delivery = Delivery(
+            tenant=f"tenant-{request.tenant}",
+            priority=request.priority,
+            session=f"session-{request.session}" if request.session >= 0 else "",
+        )
+        message = generate_request(prompt[-room:], sampling, self._spec.model, delivery)
         call = self._inference.Generate(
             message, timeout=self._spec.timeout_s, metadata=self._metadata
         )
@@ -113,6 +118,7 @@ def _finish(record: Record, finished: inference_pb2.Finished) -> None:
     record.server_total_s = timing.total_s if timing.HasField("total_s") else None
     record.preemptions = timing.preemptions
     record.replays = timing.replays
+    record.engine = timing.engine_ids[-1] if timing.engine_ids else ""
 
 
 def _error_name(error: HeadwayRpcError) -> str:
