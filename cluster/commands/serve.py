@@ -114,6 +114,12 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
         choices=["auto", "shm", "gloo", "nccl", "local"],
         help="how ranks exchange; local: threads of one process",
     )
+    group.add_argument(
+        "--decode-graphs",
+        default="auto",
+        choices=["auto", "off"],
+        help="run decode steps as CUDA graphs where the attention backend allows it",
+    )
 
 
 def _add_fleet_options(parser: argparse.ArgumentParser) -> None:
@@ -255,6 +261,7 @@ def _settings(args: argparse.Namespace, model: Path, gateway: GatewayConfig) -> 
         cores=args.cores,
         tensor_parallel_size=args.tensor_parallel_size,
         collectives=args.collectives,
+        decode_graphs=args.decode_graphs,
     )
     return ServeSettings(
         worker=worker,
