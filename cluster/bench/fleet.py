@@ -8,7 +8,7 @@ import statistics
 import time
 from dataclasses import dataclass
 
-from cluster.core.errors import Overloaded
+from cluster.core.errors import ConfigError, Overloaded
 from cluster.core.load import EngineLoad
 from cluster.fleet.dispatch import Fleet, FleetSettings
 from cluster.fleet.gate import GateSettings
@@ -95,7 +95,9 @@ def _load(room: int) -> EngineLoad:
 
 
 def run(offers: int) -> None:
-    """Prints a table."""
+    """Prints a table. Raises ConfigError without a request to measure."""
+    if offers < 1:
+        raise ConfigError(f"offers must be at least 1, got {offers}")
     print(f"{'placement':<18} {'engines':>7} {'fleet':>5} {'us/request':>11} {'us/frame':>9}")
     for placement in ("least-outstanding", "power-of-two", "prefix-affinity", "session-affinity"):
         for engines in SIZES:

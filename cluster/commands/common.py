@@ -118,7 +118,10 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
 
 def _bias(text: str) -> tuple[int, float]:
     token_id, _, bias = text.partition("=")
-    return int(token_id), float(bias)
+    try:
+        return int(token_id), float(bias)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be ID=X, got {text!r}") from None
 
 
 def add_delivery_options(parser: argparse.ArgumentParser) -> None:

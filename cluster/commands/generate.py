@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import sys
@@ -56,13 +57,15 @@ def _generate(args: argparse.Namespace) -> int:
             delivery=common.delivery_of(args),
             timeout_s=args.timeout,
         )
-        for event in events:
-            if args.json:
-                print(json.dumps(event_object(event), ensure_ascii=False), flush=True)
-            elif isinstance(event, Delta) and event.text:
-                sys.stdout.write(event.text)
-                sys.stdout.flush()
-                last = event.text
+        # Closed before the client is: whoever leaves early gives the request up.
+        with contextlib.closing(events):
+            for event in events:
+                if args.json:
+                    print(json.dumps(event_object(event), ensure_ascii=False), flush=True)
+                elif isinstance(event, Delta) and event.text:
+                    sys.stdout.write(event.text)
+                    sys.stdout.flush()
+                    last = event.text
         if not args.json and not last.endswith("\n"):
             print(flush=True)
     return common.EXIT_OK

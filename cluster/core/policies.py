@@ -80,6 +80,7 @@ class PolicyChoice:
 
         batch_size: of a request-level batch (max_num_seqs). max_tokens: max_num_batched_tokens.
         """
+        self._refuse_numbers()
         self._refuse_combinations()
         return Policies(
             batching=self._batching(batch_size),
@@ -90,6 +91,20 @@ class PolicyChoice:
             prefix=self._prefix(block_size),
             budget=self._budget(max_tokens),
         )
+
+    def _refuse_numbers(self) -> None:
+        for name, low in (
+            ("max_queue_delay_s", 0.0),
+            ("aging_s", 0.001),
+            ("default_ttft_objective_s", 0.001),
+            ("itl_objective_s", 0.0001),
+            ("fair_quantum", 1),
+            ("host_blocks", 0),
+        ):
+            value = getattr(self, name)
+            # A value that is not a number is not at least anything.
+            if not low <= value < math.inf:
+                raise ConfigError(f"{name} must be at least {low:g} and finite, got {value!r}")
 
     def _refuse_combinations(self) -> None:
         request_level = self.batching in ("static", "dynamic")

@@ -132,9 +132,9 @@ class Fleet:
             self.waiting.remove(job)
 
     def overdue(self, now: float) -> list[Job]:
-        """Jobs that have waited longer than they may; they are dropped."""
-        limit = self.settings.gate.queue_timeout_s
-        late = [job for job in self.waiting if now - job.queued_s >= limit]
+        """Jobs that have waited longer than they may; they are dropped. Nobody waits beyond the
+        time in which the first token is wanted, unless it has begun before."""
+        late = [job for job in self.waiting if now - job.queued_s >= self.gate.patience_s(job)]
         for job in late:
             self.waiting.remove(job)
         return late
@@ -178,6 +178,7 @@ class Fleet:
 
     def _send(self, job: Job, engine: EngineSnapshot, now: float) -> None:
         number = self._courier.send(job, engine)
+        job.begun = True
         engine.submitted(number, job.tokens)
         self.engines.changed(engine)
         self._placement.placed(engine, job)

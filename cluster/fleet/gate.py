@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cluster.core.errors import ConfigError, Overloaded
+from cluster.core.request import MAX_OBJECTIVE_S, MIN_OBJECTIVE_S
 from cluster.fleet.job import Job
 from cluster.fleet.waiting import WaitingJobs
 
@@ -19,7 +20,8 @@ and who is let in and late has cost others their place."""
 
 @dataclass(frozen=True, slots=True)
 class GateSettings:
-    """max_queued_tokens, max_queued: of one tenant at one router (prompt tokens, requests).
+    """max_queued_tokens, max_queued: of one tenant at one router (prompt tokens, requests); with 0
+    requests nobody waits: who finds no room is refused.
     ttft_objective_s: of requests that name none; None refuses nobody for being slow.
     queue_timeout_s: nobody waits longer for an engine.
     """
@@ -35,6 +37,12 @@ class GateSettings:
                 raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
         if not self.queue_timeout_s > 0:
             raise ConfigError(f"queue_timeout_s must be above 0, got {self.queue_timeout_s!r}")
+        objective = self.ttft_objective_s
+        if objective is not None and not MIN_OBJECTIVE_S <= objective <= MAX_OBJECTIVE_S:
+            raise ConfigError(
+                f"ttft_objective_s must be between {MIN_OBJECTIVE_S:g} and {MAX_OBJECTIVE_S:g}, "
+                f"got {objective!r}"
+            )
 
 
 class DrainRate:
@@ -112,6 +120,13 @@ class Gate:
             return 0.0
         rate = self._drain.per_second(now)
         return ahead / rate if rate > 0 else 0.0
+
+    def patience_s(self, job: Job) -> float:
+        """How long a job may wait at the router."""
+        objective = job.ttft_objective_s or self.settings.ttft_objective_s
+        if objective is None or job.begun:
+            return self.settings.queue_timeout_s
+        return min(objective, self.settings.queue_timeout_s)
 
     def left(self, job: Job, now: float) -> None:
         """A job has gone to an engine."""

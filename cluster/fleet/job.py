@@ -26,5 +26,7 @@ class Job:
     ttft_objective_s: float | None = None
     arrival_s: float = 0.0
     moves: int = 0
+    begun: bool = False
+    """Whether an engine was ever given it."""
     queued_s: float = 0.0
     """When it began to wait at the router, for the last time."""

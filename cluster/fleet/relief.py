@@ -17,6 +17,8 @@ from cluster.fleet.engines import EngineSet
 from cluster.fleet.job import Job
 from cluster.fleet.snapshot import EngineSnapshot
 
+MAX_MOVES = 100
+
 
 @dataclass(frozen=True, slots=True)
 class ReliefSettings:
@@ -27,8 +29,8 @@ class ReliefSettings:
     margin: float = 0.05
 
     def __post_init__(self) -> None:
-        if self.max_moves < 0:
-            raise ConfigError(f"max_moves must be at least 0, got {self.max_moves}")
+        if not 0 <= self.max_moves <= MAX_MOVES:
+            raise ConfigError(f"max_moves must be between 0 and {MAX_MOVES}, got {self.max_moves}")
         if not 0.0 <= self.margin < 1.0:
             raise ConfigError(f"margin must be in [0, 1), got {self.margin!r}")
 

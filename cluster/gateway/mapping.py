@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -144,7 +144,7 @@ def sampling_of(
         *_stop_violations(message.stop),
         *_id_violations("sampling.stop_token_ids", message.stop_token_ids, model),
         *_id_violations("sampling.allowed_token_ids", message.allowed_token_ids, model),
-        *_id_violations("sampling.logit_bias", sorted(message.logit_bias), model),
+        *_bias_violations(message.logit_bias, model),
     ]
     stop_ids = set(message.stop_token_ids)
     if not message.ignore_eos:
@@ -309,6 +309,14 @@ def _id_violations(field: str, token_ids: Sequence[int], model: ModelInfo) -> li
         FieldViolation(f"{field}[{at}]", f"must be below {model.vocab_size}, got {token_id}")
         for at, token_id in enumerate(token_ids)
         if token_id >= model.vocab_size
+    ]
+
+
+def _bias_violations(biased: Iterable[int], model: ModelInfo) -> list[FieldViolation]:
+    return [
+        FieldViolation(f"sampling.logit_bias[{i}]", f"id must be below {model.vocab_size}")
+        for i in sorted(biased)
+        if i >= model.vocab_size
     ]
 
 

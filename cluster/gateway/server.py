@@ -114,6 +114,7 @@ def channel_options(config: GatewayConfig) -> list[tuple[str, int]]:
         # Finds clients that vanished without closing, so that their requests are freed.
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.http2.ping_timeout_ms", 10_000),
     ]
 
 

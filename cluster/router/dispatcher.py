@@ -372,8 +372,8 @@ class Dispatcher:
                         self._let_go(stream)
 
     def _why_overdue(self, stream: ActiveStream) -> HeadwayError:
-        limit = self.settings.fleet.gate.queue_timeout_s
-        waited = f"within {limit:.0f} s"
+        limit = self.fleet.gate.patience_s(stream.job)
+        waited = f"within {limit:g} s"
         if not self._engines:
             return Unavailable(f"no engine came up {waited}; see `headway status`")
         if not any(e.snapshot.can_hold(stream.job.sequence_len) for e in self._engines.values()):

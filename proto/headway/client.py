@@ -117,6 +117,8 @@ class Connection:
             # A server that vanished is noticed within 30 s, also before the first token.
             ("grpc.keepalive_time_ms", 20_000),
             ("grpc.keepalive_timeout_ms", 10_000),
+            # This one decides when an unanswered ping ends the connection; its default is a minute.
+            ("grpc.http2.ping_timeout_ms", 10_000),
             ("grpc.http2.max_pings_without_data", 0),
             # Try again soon after a restart; the default waits up to two minutes.
             ("grpc.initial_reconnect_backoff_ms", 200),
@@ -234,7 +236,7 @@ class Client:
     ) -> Generator[Event, None, None]:
         """A kept stream from output token `next_index` on."""
         types.check_timeout(timeout_s)
-        request = inference_pb2.ResumeRequest(resume_token=resume_token, next_index=next_index)
+        request = types.resume_request(resume_token, next_index)
         return self._events(self._inference.Resume, request, timeout_s)
 
     def forget(self, resume_token: str, *, timeout_s: float | None = None) -> None:
@@ -266,7 +268,8 @@ class Client:
                     method = self._inference.Resume if by_token else self._inference.Generate
         finally:
             if progress.token and not progress.finished:
-                with contextlib.suppress(HeadwayRpcError):
+                # ValueError: the client was closed before its generators.
+                with contextlib.suppress(HeadwayRpcError, ValueError):
                     self.forget(progress.token, timeout_s=FORGET_TIMEOUT_S)
 
     def _events(
@@ -405,7 +408,7 @@ class AsyncClient:
     ) -> AsyncGenerator[Event, None]:
         """A kept stream from output token `next_index` on."""
         types.check_timeout(timeout_s)
-        request = inference_pb2.ResumeRequest(resume_token=resume_token, next_index=next_index)
+        request = types.resume_request(resume_token, next_index)
         return self._events(self._inference.Resume, request, timeout_s)
 
     async def forget(self, resume_token: str, *, timeout_s: float | None = None) -> None:
@@ -442,7 +445,7 @@ class AsyncClient:
                     method = self._inference.Resume if by_token else self._inference.Generate
         finally:
             if progress.token and not progress.finished:
-                with contextlib.suppress(HeadwayRpcError):
+                with contextlib.suppress(HeadwayRpcError, ValueError, grpc.aio.UsageError):
                     await self.forget(progress.token, timeout_s=FORGET_TIMEOUT_S)
 
     async def _events(

@@ -12,6 +12,7 @@ from headway.v1 import inference_pb2
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
 UNKNOWN_TOKEN = "UNKNOWN_RESUME_TOKEN"
+OVERLOADED = "OVERLOADED"
 
 
 class Progress:
@@ -55,13 +56,17 @@ class Progress:
             self.token = ""
         elif not isinstance(error, RetryableError) or self.finished:
             raise error
+        elif error.reason == OVERLOADED and self._seed is None:
+            # A refusal, not a loss: whoever sent the request decides whether to come again.
+            raise error
         now = self._clock()
         if self._lost_s is None:
             self._lost_s = now
         if now - self._lost_s > self._request.resume_window_s:
             raise error
         pause, self._pause_s = self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
-        return pause
+        asked_for = error.retry_after_s if isinstance(error, RetryableError) else None
+        return max(pause, asked_for or 0.0) if error.reason == OVERLOADED else pause
 
     def next_request(self) -> inference_pb2.ResumeRequest | inference_pb2.GenerateRequest:
         """Resume by token; without one the request itself, with what it has given so far."""

@@ -233,6 +233,14 @@ def generate_request(
     return request
 
 
+def resume_request(resume_token: str, next_index: int) -> inference_pb2.ResumeRequest:
+    """The wire message. Raises InvalidRequest for what no message can hold."""
+    try:
+        return inference_pb2.ResumeRequest(resume_token=resume_token, next_index=next_index)
+    except (ValueError, TypeError) as error:
+        raise _unfit(error) from error
+
+
 def tokenize_request(prompt: str | Sequence[Message], model: str) -> inference_pb2.TokenizeRequest:
     """The wire message. Raises InvalidRequest for what no message can hold."""
     request = inference_pb2.TokenizeRequest(model=model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.core.errors import Overloaded
+from cluster.core.errors import ConfigError, Overloaded
 from cluster.fleet.binding import EagerBinding
 from cluster.fleet.dispatch import Fleet, FleetSettings
 from cluster.fleet.gate import GateSettings
@@ -274,3 +274,40 @@ def test_a_lost_engine_is_not_chosen_again():
     it.left("a")
     it.again(lost, 1.0)
     assert notebook.where(lost) == "b"
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: GateSettings(ttft_objective_s=float("nan")), r"ttft_objective_s .* got nan"),
+        (lambda: GateSettings(ttft_objective_s=0.0), r"between 0\.001 and 86400, got 0\.0"),
+        (lambda: GateSettings(queue_timeout_s=float("nan")), "queue_timeout_s must be above 0"),
+        (lambda: GateSettings(max_queued=-1), "max_queued must be at least 0, got -1"),
+        (lambda: ReliefSettings(max_moves=-1), "max_moves must be between 0 and 100, got -1"),
+    ],
+)
+def test_impossible_settings_are_refused_with_limit_and_value(make, says):
+    with pytest.raises(ConfigError, match=says):
+        make()
+
+
+def test_nobody_waits_beyond_the_time_in_which_the_first_token_is_wanted():
+    """Also where nothing can be predicted, since no engine takes anything."""
+    it, _ = fleet(gate=GateSettings(queue_timeout_s=60.0))
+    hurried, patient, lost = job(ttft_objective_s=1.0), job(), job(ttft_objective_s=1.0)
+    lost.begun = True
+    it.offer(hurried, 0.0)
+    it.offer(patient, 0.0)
+    it.again(lost, 0.0)
+    assert it.overdue(0.9) == []
+    assert it.overdue(1.0) == [hurried]
+    assert set(it.overdue(60.0)) == {patient, lost}
+
+
+def test_with_no_queue_who_finds_no_room_is_refused():
+    it, notebook = fleet(engine("a"), gate=GateSettings(max_queued=0))
+    it.offer(job(), 0.0)
+    assert len(notebook.sent) == 1
+    frees(it, "a", blocks_free=0, running=8)
+    with pytest.raises(Overloaded):
+        it.offer(job(), 0.0)
