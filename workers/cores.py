@@ -19,6 +19,7 @@ from cluster.core.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 AUTO = "auto"
+MAX_CORE = 4095
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 _claims: dict[int, int] = {}
 """Core -> file descriptor of its lock. Of the process, as its threads' cores are."""
@@ -42,6 +43,12 @@ def settle_on_cores(wanted: str, threads: int) -> None:
     logger.info("bound to cores %s", sorted(chosen))
 
 
+def check_cores(wanted: str, threads: int) -> None:
+    """Raise what `settle_on_cores` would raise in this process, without binding it."""
+    if wanted and wanted != AUTO and hasattr(os, "sched_getaffinity"):
+        _checked(parse_cores(wanted), os.sched_getaffinity(0), threads)
+
+
 def parse_cores(text: str) -> set[int]:
     """ "2-5,7" -> {2, 3, 4, 5, 7}. Raises ConfigError."""
     found: set[int] = set()
@@ -49,6 +56,8 @@ def parse_cores(text: str) -> set[int]:
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise ConfigError(f"cores must be 'auto' or a list like '2-5,7', got {text!r}")
+        if int(last or first) > MAX_CORE:
+            raise ConfigError(f"cores must be numbers up to {MAX_CORE}, got {text!r}")
         found.update(range(int(first), int(last or first) + 1))
     return found
 
@@ -114,7 +123,8 @@ def lock_folder() -> Path:
 
 def _checked(wanted: set[int], allowed: set[int], threads: int) -> set[int]:
     if missing := sorted(wanted - allowed):
-        raise ConfigError(f"cores must be among {sorted(allowed)}, got {missing}")
+        shown = ", ".join(map(str, missing[:3])) + (", ..." if len(missing) > 3 else "")
+        raise ConfigError(f"cores must be among {sorted(allowed)}, got {shown}")
     if len(wanted) < threads:
         raise ConfigError(f"cores must be at least as many as threads {threads}, got {len(wanted)}")
     return wanted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cluster.core.config import WorkerConfig
+from workers.cores import check_cores
 from workers.executor import LocalExecutor, settle
 from workers.parallel.carriers import choose_carrier
 from workers.parallel.collectives import Shard
@@ -37,6 +38,7 @@ def check_config(config: WorkerConfig, host_blocks: int = 0) -> WorkerConfig:
     Returns the configuration with the number of blocks settled, so that an engine that is started
     again later has as many as before, however much memory is free then.
     """
+    check_cores(config.cores, config.threads)
     chosen = resolve(config, host_blocks, Shard(0, config.tensor_parallel_size))
     chosen.checkpoint.close()
     choose_carrier(config.collectives, chosen.device)

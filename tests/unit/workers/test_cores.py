@@ -88,7 +88,20 @@ def test_nothing_is_bound_without_being_asked():
 
 
 def test_lists_that_cannot_be():
-    with pytest.raises(ConfigError, match=r"cores must be among .*, got \[100000\]"):
-        cores.settle_on_cores("100000", threads=1)
+    with pytest.raises(ConfigError, match=r"cores must be among .*, got 4000"):
+        cores.settle_on_cores("4000", threads=1)
     with pytest.raises(ConfigError, match="at least as many as threads 64, got 1"):
         cores.settle_on_cores(str(min(os.sched_getaffinity(0))), threads=64)
+
+
+def test_impossible_cores_are_refused_before_anything_is_loaded(tmp_path):
+    from cluster.core.config import WorkerConfig
+    from workers.executors import check_config
+
+    for wanted, says in (
+        ("4095", r"cores must be among \[.*\], got 4095"),
+        ("0-99999999999", "up to 4095"),
+        ("two", "list like '2-5,7'"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            check_config(WorkerConfig(model=str(tmp_path), device="cpu", cores=wanted))
