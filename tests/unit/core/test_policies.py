@@ -111,7 +111,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones(field):
         ({"batching": "dynamic", "max_queue_delay_s": -1.0}, "max_queue_delay_s"),
         ({"batching": "dynamic", "max_queue_delay_s": float("nan")}, "max_queue_delay_s"),
         ({"queue": "priority", "aging_s": 0.0}, "aging_s"),
-        ({"queue": "deadline", "default_ttft_objective_s": float("nan")}, "default_ttft_objective_s"),
+        ({"queue": "deadline", "default_ttft_objective_s": float("nan")}, "default_ttft_obj"),
         ({"queue": "fair", "fair_quantum": 0}, "quantum"),
         ({"preemption": "swap"}, "host_blocks must be at least 1"),
         ({"host_blocks": 5}, "preemption is 'recompute'"),
