@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cluster.core.errors import InvalidRequest
+from cluster.core.errors import FieldViolation, InvalidRequest
 from cluster.core.ids import TokenId
 from cluster.core.sampling import SamplingParams
 
@@ -40,22 +40,32 @@ class EngineRequest:
                 f"max_tokens is {self.sampling.max_tokens}",
             )
 
-        if not -MAX_PRIORITY <= self.priority <= MAX_PRIORITY:
-            raise InvalidRequest.single(
-                "priority",
-                f"must be between -{MAX_PRIORITY} and {MAX_PRIORITY}, got {self.priority}",
-            )
-        objective = self.ttft_objective_s
-        if objective is not None and not MIN_OBJECTIVE_S <= objective <= MAX_OBJECTIVE_S:
-            raise InvalidRequest.single(
-                "ttft_objective",
-                f"must be between {MIN_OBJECTIVE_S:g} and {MAX_OBJECTIVE_S:g} s, got {objective!r}",
-            )
+        wishes = wish_violations(self.priority, self.ttft_objective_s)
+        if wishes:
+            raise InvalidRequest(wishes)
 
     @property
     def max_total(self) -> int:
         """Prompt + output tokens of the finished sequence at most."""
         return len(self.prompt_ids) + self.sampling.max_tokens
+
+
+def wish_violations(priority: int, ttft_objective_s: float | None) -> list[FieldViolation]:
+    """What is wrong with how a request wants to be treated; fields as on the wire."""
+    wrong: list[FieldViolation] = []
+    if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+        limits = f"must be between -{MAX_PRIORITY} and {MAX_PRIORITY}, got {priority}"
+        wrong.append(FieldViolation("priority", limits))
+    if ttft_objective_s is not None and (problem := objective_problem(ttft_objective_s)):
+        wrong.append(FieldViolation("ttft_objective_s", problem))
+    return wrong
+
+
+def objective_problem(ttft_objective_s: float) -> str | None:
+    """Why it is no time to the first token that could be wanted, or None."""
+    if MIN_OBJECTIVE_S <= ttft_objective_s <= MAX_OBJECTIVE_S:
+        return None
+    return f"must be between {MIN_OBJECTIVE_S:g} and {MAX_OBJECTIVE_S:g}, got {ttft_objective_s!r}"
 
 
 def check_fits(request: EngineRequest, limit: int) -> None:

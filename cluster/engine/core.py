@@ -187,12 +187,13 @@ class EngineCore:
     def complete_step(self, result: StepResult, now: float) -> StepReport:
         committed = self.scheduler.commit(result)
         # Before finished streams are forgotten.
+        output, prompts = committed.logprobs, committed.prompt_logprobs
         scores = {
-            self._keys[seq_id]: Scores([entry], committed.prompt_logprobs.get(seq_id, []))
-            for seq_id, entry in committed.logprobs.items()
+            self._keys[seq_id]: Scores(
+                [output[seq_id]] if seq_id in output else [], prompts.get(seq_id, [])
+            )
+            for seq_id in output.keys() | prompts.keys()
         }
-        for seq_id, prompt in committed.prompt_logprobs.items():
-            scores.setdefault(self._keys[seq_id], Scores([], prompt))
         tokens: list[StreamTokens] = []
         for seq_id, index, token_id, finish in committed.outcomes:
             stats = self._final_stats(seq_id) if finish is not None else None

@@ -29,8 +29,7 @@ class LateBinding:
         return engines.draw_open()
 
     def fits(self, engine: EngineSnapshot, job: Job) -> bool:
-        open_to_it = not engine.draining and engine.can_hold(job.sequence_len)
-        return open_to_it and engine.has_room(job.tokens)
+        return engine.takes(job.sequence_len) and engine.has_room(job.tokens)
 
 
 class EagerBinding:
@@ -42,4 +41,4 @@ class EagerBinding:
         return engines.draw()
 
     def fits(self, engine: EngineSnapshot, job: Job) -> bool:
-        return not engine.draining and engine.can_hold(job.sequence_len)
+        return engine.takes(job.sequence_len)

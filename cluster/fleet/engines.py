@@ -35,11 +35,6 @@ class EngineSet:
     def get(self, engine_id: str) -> EngineSnapshot | None:
         return self._by_id.get(engine_id)
 
-    @property
-    def open_count(self) -> int:
-        """How many could take something at all."""
-        return len(self._open)
-
     def add(self, engine: EngineSnapshot) -> None:
         """A new one, or the same id anew."""
         self.remove(engine.engine_id)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cluster.core.errors import ConfigError, Overloaded
-from cluster.core.request import MAX_OBJECTIVE_S, MIN_OBJECTIVE_S
+from cluster.core.request import objective_problem
 from cluster.fleet.job import Job
 from cluster.fleet.waiting import WaitingJobs
 
@@ -38,11 +38,8 @@ class GateSettings:
         if not self.queue_timeout_s > 0:
             raise ConfigError(f"queue_timeout_s must be above 0, got {self.queue_timeout_s!r}")
         objective = self.ttft_objective_s
-        if objective is not None and not MIN_OBJECTIVE_S <= objective <= MAX_OBJECTIVE_S:
-            raise ConfigError(
-                f"ttft_objective_s must be between {MIN_OBJECTIVE_S:g} and {MAX_OBJECTIVE_S:g}, "
-                f"got {objective!r}"
-            )
+        if objective is not None and (problem := objective_problem(objective)):
+            raise ConfigError(f"ttft_objective_s {problem}")
 
 
 class DrainRate:

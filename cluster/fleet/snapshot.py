@@ -107,6 +107,10 @@ class EngineSnapshot:
         """Whether a sequence of at most `sequence_len` tokens could ever finish here."""
         return sequence_len <= self.capacity.max_sequence_len
 
+    def takes(self, sequence_len: int) -> bool:
+        """Whether it may be given such a sequence at all, now or for its queue."""
+        return not self.draining and self.can_hold(sequence_len)
+
     def outranked_blocks(self, priority: int) -> int:
         """Blocks held by running sequences of a lower priority."""
         if self.load is None:

@@ -16,7 +16,7 @@ from cluster.core.errors import FieldViolation, InvalidRequest, ModelError
 from cluster.core.modelinfo import ModelInfo
 from cluster.core.outcome import FinishReason
 from cluster.core.plan import TokenLogprob
-from cluster.core.request import MAX_OBJECTIVE_S, MAX_PRIORITY, MIN_OBJECTIVE_S
+from cluster.core.request import wish_violations
 from cluster.core.sampling import SamplingParams
 from cluster.gateway.status import UnknownModel
 from cluster.router.stream import EngineStatus, GenerationRequest, StreamTiming, TokenBatch
@@ -191,26 +191,13 @@ def delivery_of(request: inference_pb2.GenerateRequest, model: ModelInfo) -> Del
             violations.append(
                 FieldViolation(field, f"may have {MAX_NAME_BYTES} bytes at most, has {size}")
             )
-    if not -MAX_PRIORITY <= request.priority <= MAX_PRIORITY:
-        violations.append(
-            FieldViolation(
-                "priority",
-                f"must be between -{MAX_PRIORITY} and {MAX_PRIORITY}, got {request.priority}",
-            )
-        )
+    objective = request.ttft_objective_s if request.HasField("ttft_objective_s") else None
+    violations += wish_violations(request.priority, objective)
     if not 0.0 <= request.resume_window_s <= MAX_RESUME_WINDOW_S:
         violations.append(
             FieldViolation(
                 "resume_window_s",
                 f"must be between 0 and {MAX_RESUME_WINDOW_S:g}, got {request.resume_window_s!r}",
-            )
-        )
-    objective = request.ttft_objective_s if request.HasField("ttft_objective_s") else None
-    if objective is not None and not MIN_OBJECTIVE_S <= objective <= MAX_OBJECTIVE_S:
-        violations.append(
-            FieldViolation(
-                "ttft_objective_s",
-                f"must be between {MIN_OBJECTIVE_S:g} and {MAX_OBJECTIVE_S:g}, got {objective!r}",
             )
         )
     if request.emitted_ids and not request.sampling.HasField("seed"):

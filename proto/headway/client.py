@@ -253,19 +253,16 @@ class Client:
         self, request: inference_pb2.GenerateRequest, timeout_s: float | None
     ) -> Generator[Event, None, None]:
         progress = Progress(request)
-        method: Any = self._inference.Generate
-        message: Any = request
         try:
             while not progress.finished:
+                message = progress.next_request()
+                method = _method_for(message, self._inference)
                 try:
                     for event in self._events(method, message, timeout_s):
                         if (fresh := progress.take(event)) is not None:
                             yield fresh
                 except HeadwayRpcError as error:
                     time.sleep(progress.pause_s(error))
-                    message = progress.next_request()
-                    by_token = isinstance(message, inference_pb2.ResumeRequest)
-                    method = self._inference.Resume if by_token else self._inference.Generate
         finally:
             if progress.token and not progress.finished:
                 # ValueError: the client was closed before its generators.
@@ -427,10 +424,10 @@ class AsyncClient:
         self, request: inference_pb2.GenerateRequest, timeout_s: float | None
     ) -> AsyncGenerator[Event, None]:
         progress = Progress(request)
-        method: Any = self._inference.Generate
-        message: Any = request
         try:
             while not progress.finished:
+                message = progress.next_request()
+                method = _method_for(message, self._inference)
                 try:
                     async with contextlib.aclosing(
                         self._events(method, message, timeout_s)
@@ -440,9 +437,6 @@ class AsyncClient:
                                 yield fresh
                 except HeadwayRpcError as error:
                     await asyncio.sleep(progress.pause_s(error))
-                    message = progress.next_request()
-                    by_token = isinstance(message, inference_pb2.ResumeRequest)
-                    method = self._inference.Resume if by_token else self._inference.Generate
         finally:
             if progress.token and not progress.finished:
                 with contextlib.suppress(HeadwayRpcError, ValueError, grpc.aio.UsageError):
@@ -468,6 +462,13 @@ class AsyncClient:
             return await method(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
+
+
+def _method_for(
+    message: inference_pb2.GenerateRequest | inference_pb2.ResumeRequest,
+    stub: inference_pb2_grpc.InferenceStub,
+) -> Any:
+    return stub.Resume if isinstance(message, inference_pb2.ResumeRequest) else stub.Generate
 
 
 def _left(deadline: float, timeout_s: float) -> float:

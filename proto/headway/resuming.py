@@ -69,7 +69,8 @@ class Progress:
         return max(pause, asked_for or 0.0) if error.reason == OVERLOADED else pause
 
     def next_request(self) -> inference_pb2.ResumeRequest | inference_pb2.GenerateRequest:
-        """Resume by token; without one the request itself, with what it has given so far."""
+        """Of the next call, the first included: resume by token; without one the request itself,
+        with what it has given so far."""
         if self.token:
             return inference_pb2.ResumeRequest(resume_token=self.token, next_index=len(self._ids))
         again = inference_pb2.GenerateRequest()

@@ -12,6 +12,7 @@ import torch
 
 from workers.gguf_convert import sentencepiece
 from workers.gguf_convert.metadata import (
+    LAYER_TENSOR_NAMES,
     GgufMetadata,
     Progress,
     hugging_face_name,
@@ -21,25 +22,13 @@ from workers.gguf_convert.metadata import (
     write_json,
 )
 
-_TENSOR_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
 _LAYER_TENSOR_NAMES = {
-    "attn_norm.weight": "input_layernorm.weight",
-    "attn_q.weight": "self_attn.q_proj.weight",
-    "attn_k.weight": "self_attn.k_proj.weight",
-    "attn_v.weight": "self_attn.v_proj.weight",
-    "attn_output.weight": "self_attn.o_proj.weight",
+    **LAYER_TENSOR_NAMES,
     "attn_q_norm.weight": "self_attn.q_norm.weight",
     "attn_k_norm.weight": "self_attn.k_norm.weight",
     "post_attention_norm.weight": "post_attention_layernorm.weight",
     "ffn_norm.weight": "pre_feedforward_layernorm.weight",
     "post_ffw_norm.weight": "post_feedforward_layernorm.weight",
-    "ffn_gate.weight": "mlp.gate_proj.weight",
-    "ffn_up.weight": "mlp.up_proj.weight",
-    "ffn_down.weight": "mlp.down_proj.weight",
 }
 _LOCAL_ROPE_BASE = 10_000.0
 """Of layers with a window; the same for all of the family and not in the file."""
@@ -112,7 +101,7 @@ def weights(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     for done, tensor in enumerate(reader.tensors, start=1):
         array = np.array(gguf.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
-        name = hugging_face_name(tensor.name, _TENSOR_NAMES, _LAYER_TENSOR_NAMES, "gemma3")
+        name = hugging_face_name(tensor.name, _LAYER_TENSOR_NAMES, "gemma3")
         if name.endswith("norm.weight"):
             # The model multiplies by 1 + w; GGUF holds the sum.
             array -= 1.0

@@ -13,6 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from workers.gguf_convert.metadata import (
     CONTROL_TOKEN,
+    LAYER_TENSOR_NAMES,
     GgufMetadata,
     Progress,
     hugging_face_name,
@@ -22,21 +23,9 @@ from workers.gguf_convert.metadata import (
     write_json,
 )
 
-_TENSOR_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
 _LAYER_TENSOR_NAMES = {
-    "attn_norm.weight": "input_layernorm.weight",
-    "attn_q.weight": "self_attn.q_proj.weight",
-    "attn_k.weight": "self_attn.k_proj.weight",
-    "attn_v.weight": "self_attn.v_proj.weight",
-    "attn_output.weight": "self_attn.o_proj.weight",
+    **LAYER_TENSOR_NAMES,
     "ffn_norm.weight": "post_attention_layernorm.weight",
-    "ffn_gate.weight": "mlp.gate_proj.weight",
-    "ffn_up.weight": "mlp.up_proj.weight",
-    "ffn_down.weight": "mlp.down_proj.weight",
 }
 
 
@@ -126,7 +115,7 @@ def weights(
             array = undo_rope_permutation(array, heads[kind])
         # A copy: what is not quantised is a view of the read-only file.
         weight = torch.from_numpy(np.array(array, dtype=np.float32)).to(torch.bfloat16)
-        yield hugging_face_name(tensor.name, _TENSOR_NAMES, _LAYER_TENSOR_NAMES, "llama"), weight
+        yield hugging_face_name(tensor.name, _LAYER_TENSOR_NAMES, "llama"), weight
         progress(done / len(reader.tensors))
 
 

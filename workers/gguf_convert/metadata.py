@@ -17,6 +17,24 @@ CONTROL_TOKEN = 3
 USER_DEFINED_TOKEN = 4
 """The same, but ordinary text."""
 
+TENSOR_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+"""GGUF -> Hugging Face, of every decoder, outside of its layers."""
+LAYER_TENSOR_NAMES = {
+    "attn_norm.weight": "input_layernorm.weight",
+    "attn_q.weight": "self_attn.q_proj.weight",
+    "attn_k.weight": "self_attn.k_proj.weight",
+    "attn_v.weight": "self_attn.v_proj.weight",
+    "attn_output.weight": "self_attn.o_proj.weight",
+    "ffn_gate.weight": "mlp.gate_proj.weight",
+    "ffn_up.weight": "mlp.up_proj.weight",
+    "ffn_down.weight": "mlp.down_proj.weight",
+}
+"""The same within a layer; the other norms have names of their own in each architecture."""
+
 Progress = Callable[[float], None]
 
 
@@ -67,14 +85,12 @@ def shortest(value: float) -> float:
     return float(str(np.float32(value)))
 
 
-def hugging_face_name(
-    name: str, outside: Mapping[str, str], in_layer: Mapping[str, str], architecture: str
-) -> str:
-    """outside, in_layer: GGUF names of tensors -> Hugging Face's, without the layer's prefix.
+def hugging_face_name(name: str, in_layer: Mapping[str, str], architecture: str) -> str:
+    """in_layer: GGUF names of a layer's tensors -> Hugging Face's, both without the layer's prefix.
 
-    Raises ModelError for a tensor that is in neither."""
-    if name in outside:
-        return outside[name]
+    Raises ModelError for a tensor that is neither in a layer nor of every decoder."""
+    if name in TENSOR_NAMES:
+        return TENSOR_NAMES[name]
     prefix, _, rest = name.partition(".")
     number, _, kind = rest.partition(".")
     if prefix != "blk" or kind not in in_layer:

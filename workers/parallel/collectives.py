@@ -5,6 +5,7 @@ Sums are taken in rank order, so that all ranks hold the same bits and a replay 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -34,6 +35,14 @@ class Collectives(Protocol):
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         """Rank 0's x in everybody's x, which is returned."""
+
+
+def sum_in_rank_order(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Of every rank's part, in fp32, as collective.cpp sums."""
+    total = parts[0].to(torch.float32, copy=True)
+    for part in parts[1:]:
+        total += part
+    return total
 
 
 class GroupBroken(RuntimeError):

@@ -7,7 +7,7 @@ import threading
 
 import torch
 
-from workers.parallel.collectives import GroupBroken, Shard
+from workers.parallel.collectives import GroupBroken, Shard, sum_in_rank_order
 
 
 class ThreadGroup:
@@ -21,10 +21,7 @@ class ThreadGroup:
         self._slots = slots
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        parts = self._exchange(x)
-        total = parts[0].to(torch.float32, copy=True)
-        for part in parts[1:]:
-            total += part
+        total = sum_in_rank_order(self._exchange(x))
         self._wait()
         return x.copy_(total)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeAlias
 
 import torch
 from torch import distributed
 
-from workers.parallel.collectives import GroupBroken, Shard
+from workers.parallel.collectives import GroupBroken, Shard, sum_in_rank_order
 
 _TCPStore = distributed.TCPStore  # type: ignore[attr-defined]  # its hints do not name it
 Store: TypeAlias = Any
@@ -45,32 +47,22 @@ class TorchGroup:
         return cls(shard, backend, store)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        try:
+        with self._losses():
             if self._backend == "nccl":
                 distributed.all_reduce(x)
                 return x
-            # In rank order and in fp32, as over shared memory: the same bits on all ranks.
             parts = self._all(x)
-        except RuntimeError as error:
-            raise GroupBroken(f"{self._backend}: {error}") from error
-        total = parts[0].to(torch.float32, copy=True)
-        for part in parts[1:]:
-            total += part
-        return x.copy_(total)
+        return x.copy_(sum_in_rank_order(parts))
 
     def gather(self, x: torch.Tensor) -> torch.Tensor | None:
-        try:
+        with self._losses():
             parts = self._all(x)
-        except RuntimeError as error:
-            raise GroupBroken(f"{self._backend}: {error}") from error
         return torch.cat(parts, dim=-1) if self.shard.rank == 0 else None
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         plain = self._plain(x)
-        try:
+        with self._losses():
             distributed.broadcast(plain, src=0)
-        except RuntimeError as error:
-            raise GroupBroken(f"{self._backend}: {error}") from error
         return x if plain is x else x.copy_(plain)
 
     def give_up(self) -> None:
@@ -79,6 +71,14 @@ class TorchGroup:
     def close(self) -> None:
         if distributed.is_initialized():
             distributed.destroy_process_group()
+
+    @contextmanager
+    def _losses(self) -> Iterator[None]:
+        """torch tells of a lost or late rank by RuntimeErrors of many kinds."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise GroupBroken(f"{self._backend}: {error}") from error
 
     def _all(self, x: torch.Tensor) -> list[torch.Tensor]:
         plain = self._plain(x)

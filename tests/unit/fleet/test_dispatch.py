@@ -170,7 +170,7 @@ def test_refusing_costs_the_same_with_a_thousand_engines():
     """The decision itself: no scan over engines or queue."""
     it, _ = fleet(*(full(f"e{n}") for n in range(1000)), gate=GateSettings(max_queued=1))
     it.offer(job(), 0.0)
-    assert it.engines.open_count == 0
+    assert it.engines.draw_open() == []
     with pytest.raises(Overloaded):
         it.offer(job(), 0.0)
 

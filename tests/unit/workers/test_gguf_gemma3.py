@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from cluster.core.errors import ModelError
 from workers.gguf_convert import gemma3
 from workers.gguf_convert.convert import convert
+from workers.gguf_convert.metadata import TENSOR_NAMES
 from workers.gguf_convert.sentencepiece import merges
 
 LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM = 7, 32, 48, 4, 1, 16
@@ -107,7 +108,7 @@ def test_weights_keep_their_values_and_norms_lose_their_one(converted):
         assert len(file.keys()) == len(tensors())
         for name, array in tensors().items():
             number, _, kind = name.removeprefix("blk.").partition(".")
-            found = gemma3._TENSOR_NAMES.get(name) or (
+            found = TENSOR_NAMES.get(name) or (
                 f"model.layers.{number}.{gemma3._LAYER_TENSOR_NAMES[kind]}"
             )
             expected = torch.from_numpy(array - 1 if "norm" in name else array)

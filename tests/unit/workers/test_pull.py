@@ -23,6 +23,7 @@ from workers.gguf_convert import convert as gguf_convert
 from workers.gguf_convert import llama
 from workers.gguf_convert.convert import convert
 from workers.gguf_convert.llama import undo_rope_permutation
+from workers.gguf_convert.metadata import TENSOR_NAMES
 from workers.models.registry import load_model, open_checkpoint
 from workers.pull import PullError, default_cache_dir, pull_default, verify
 from workers.sources import DEFAULT
@@ -35,7 +36,7 @@ SPEC = TinyLlama(vocab=len(TOKENS), tied=True)
 
 GGUF_NAMES = {
     hugging_face: ggml
-    for table in (llama._TENSOR_NAMES, llama._LAYER_TENSOR_NAMES)
+    for table in (TENSOR_NAMES, llama._LAYER_TENSOR_NAMES)
     for ggml, hugging_face in table.items()
 }
 
