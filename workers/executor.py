@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from cluster.core.config import WorkerConfig
 from cluster.core.modelinfo import ModelInfo
-from cluster.core.plan import StepPlan, StepResult
+from cluster.core.plan import StepPlan
 from workers import memory
 from workers.parallel.collectives import Alone
 from workers.placement import dtype_name
@@ -15,16 +15,6 @@ from workers.resolved import Resolved, resolve
 from workers.shard import ModelShard, Progress, TimedStep, load_shard
 
 logger = logging.getLogger(__name__)
-
-
-class FinishedStep:
-    """A step that ran when it was submitted."""
-
-    def __init__(self, result: StepResult) -> None:
-        self._result = result
-
-    def wait(self) -> StepResult:
-        return self._result
 
 
 class LocalExecutor:

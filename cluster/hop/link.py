@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cluster.core.errors import WireError
+from cluster.core.owntime import OwnTime
 from cluster.hop import codec
 from cluster.hop.messages import (
     PROTOCOL_VERSION,
@@ -162,13 +163,11 @@ class EngineLink:
     async def _watch_silence(self) -> None:
         """A timer beside the reader: a timeout around every read would cost a task per frame."""
         limit, tick = self._settings.silence_s, self._settings.silence_s / 8
-        silent_s, heard_s, before = 0.0, self.last_frame_s, time.monotonic()
+        own, silent_s, heard_s = OwnTime(tick, time.monotonic()), 0.0, self.last_frame_s
         while silent_s < limit:
             await asyncio.sleep(tick)
             now = time.monotonic()
-            # While this process itself was stopped, nobody could be heard: suspicion is not death.
-            silent_s += min(now - before, 2 * tick)
-            before = now
+            silent_s += own.passed(now)
             if self.last_frame_s != heard_s:
                 heard_s = self.last_frame_s
                 silent_s = min(silent_s, max(0.0, now - heard_s))

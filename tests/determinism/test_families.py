@@ -10,8 +10,8 @@ import torch
 from cluster.core.config import WorkerConfig
 from cluster.core.sampling import SamplingParams
 from tests.determinism.families import FAMILIES, greedy_tokens, oracle, write_family
-from tests.determinism.plan_driver import Driving, PlanDriver, Request
-from tests.determinism.thread_ranks import ThreadRanks
+from tests.determinism.plan_driver import Driving, Request
+from tests.determinism.thread_ranks import Seen, drive_ranks
 
 OUTPUT_TOKENS = 12
 BACKENDS = ("torch", "native")
@@ -28,8 +28,7 @@ def requests(count: int = OUTPUT_TOKENS) -> list[Request]:
     return [Request(prompt, sampling) for prompt in prompts()]
 
 
-def drive(folder, driving: Driving, size: int = 1, **options: str) -> ThreadRanks:
-    """Tokens in `.tokens`, logits of the steps in `.logits`."""
+def drive(folder, driving: Driving, size: int = 1, **options: str) -> Seen:
     config = WorkerConfig(
         model=str(folder),
         device="cpu",
@@ -38,12 +37,7 @@ def drive(folder, driving: Driving, size: int = 1, **options: str) -> ThreadRank
         max_num_batched_tokens=4096,
         **{"dtype": "float32", **options},
     )
-    ranks = ThreadRanks(config, size)
-    try:
-        ranks.tokens = PlanDriver(ranks, driving).run(requests())
-    finally:
-        ranks.close()
-    return ranks
+    return drive_ranks(config, size, driving, requests())
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -10,14 +10,14 @@ import safetensors
 import torch
 
 from cluster.core.config import WorkerConfig
-from tests.determinism.plan_driver import Driving, PlanDriver
+from tests.determinism.plan_driver import Driving
 from tests.determinism.test_llama_oracle import (
     OUTPUT_TOKENS,
     greedy_requests,
     oracle_tokens,
     prompts,
 )
-from tests.determinism.thread_ranks import ThreadRanks
+from tests.determinism.thread_ranks import drive_ranks
 from tests.determinism.tiny_models import TinyLlama, write_model
 from workers.checkpoint import folder as folder_module
 from workers.models.registry import load_model, local_parameters, open_checkpoint
@@ -47,12 +47,9 @@ def config(folder: Any, backend: str = "torch", dtype: str = "float32") -> Worke
 
 def steps(folder: Any, size: int, vocab: int, **options: str) -> tuple[list[Any], list[Any]]:
     """Tokens, and the logits of every step."""
-    ranks = ThreadRanks(config(folder, **options), size)
-    try:
-        tokens = PlanDriver(ranks, Driving(budget=100, batch=16)).run(greedy_requests(vocab))
-    finally:
-        ranks.close()
-    return tokens, ranks.logits
+    driving = Driving(budget=100, batch=16)
+    seen = drive_ranks(config(folder, **options), size, driving, greedy_requests(vocab))
+    return seen.tokens, seen.logits
 
 
 @pytest.fixture(scope="module", params=MODELS, ids=list(MODELS))

@@ -62,8 +62,11 @@ class App:
 
     def replicas(self, deployment: str) -> list[psutil.Process]:
         """Live replica processes of "Engine" or "Router"."""
+        return self.processes(f"ray::ServeReplica:headway:{deployment}")
+
+    def processes(self, title: str) -> list[psutil.Process]:
+        """Live processes of the application whose title begins so."""
         self.remember_family()
-        title = f"ray::ServeReplica:headway:{deployment}"
         return [p for p in self.family.values() if _title(p).startswith(title)]
 
     def stop(self, number: int = signal.SIGINT) -> int:

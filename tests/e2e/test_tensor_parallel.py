@@ -37,15 +37,7 @@ def app(folder: Path) -> Iterator[App]:
 
 
 def ranks(app: App) -> list[psutil.Process]:
-    app.remember_family()
-    found = []
-    for process in app.family.values():
-        try:
-            if process.is_running() and "ray::Rank" in " ".join(process.cmdline()):
-                found.append(process)
-        except psutil.NoSuchProcess:
-            continue
-    return found
+    return app.processes("ray::Rank")
 
 
 def test_a_killed_rank_costs_its_streams_a_gap_and_no_token(app: App):

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from headway.client import AsyncClient, Delivery, Delta, Finished
@@ -100,19 +99,14 @@ def test_a_drained_engine_finishes_and_gets_nothing_new(app: App) -> None:
 def test_without_the_coordinator_streams_go_on_and_it_comes_back(app: App) -> None:
     async def scenario() -> None:
         expected = await solo(app)
-        app.remember_family()
-        coordinators = [p for p in app.family.values() if _title(p).startswith("ray::Coordinator")]
+        coordinators = app.processes("ray::Coordinator")
         assert len(coordinators) == 1
         streams = [asyncio.create_task(resumable(app.address, n)) for n in range(STREAMS)]
         await asyncio.sleep(0.1)
         coordinators[0].kill()
         assert list(await asyncio.gather(*streams)) == expected
         deadline = time.monotonic() + 30.0
-        while True:
-            app.remember_family()
-            titles = [_title(p) for p in app.family.values() if p.pid != coordinators[0].pid]
-            if any(title.startswith("ray::Coordinator") for title in titles):
-                break
+        while all(p.pid == coordinators[0].pid for p in app.processes("ray::Coordinator")):
             assert time.monotonic() < deadline, "nobody started a coordinator again"
             await asyncio.sleep(0.3)
         async with AsyncClient(app.address) as client:
@@ -121,10 +115,3 @@ def test_without_the_coordinator_streams_go_on_and_it_comes_back(app: App) -> No
         assert await solo(app) == expected
 
     asyncio.run(scenario())
-
-
-def _title(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""

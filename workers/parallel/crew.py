@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from cluster.core.errors import ConfigError, HeadwayError, WireError
+from cluster.core.owntime import OwnTime
 from cluster.core.plan import StepPlan
 from workers.parallel.collectives import GroupBroken
 from workers.parallel.frames import (
@@ -198,11 +199,9 @@ class Crew:
             self._break(f"{member} sent {message!r}")
 
     def _watch(self) -> None:
-        before = time.monotonic()
+        own = OwnTime(_TICK_S, time.monotonic())
         while not self._closing.wait(_TICK_S) and self._problem is None:
-            now = time.monotonic()
-            # While this process itself was stopped, nobody could be heard.
-            passed, before = min(now - before, 2 * _TICK_S), now
+            passed = own.passed(time.monotonic())
             for member in self._members:
                 member.silent_s += passed
                 if member.silent_s > SILENCE_S:

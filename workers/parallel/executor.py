@@ -8,7 +8,7 @@ from typing import TypeVar
 from cluster.core.config import WorkerConfig
 from cluster.core.modelinfo import ModelInfo
 from cluster.core.plan import StepPlan, StepResult
-from workers.executor import FinishedStep, log_memory, model_info, no_progress, settle
+from workers.executor import log_memory, model_info, no_progress, settle
 from workers.parallel.carriers import Group, choose_carrier, prepare_meeting
 from workers.parallel.collectives import GroupBroken, Shard
 from workers.parallel.crew import Crew, RankLauncher
@@ -18,6 +18,16 @@ from workers.resolved import resolve
 from workers.shard import ModelShard, Progress, load_shard
 
 _Result = TypeVar("_Result")
+
+
+class FinishedStep:
+    """A step that ran when it was submitted."""
+
+    def __init__(self, result: StepResult) -> None:
+        self._result = result
+
+    def wait(self) -> StepResult:
+        return self._result
 
 
 class GroupExecutor:
