@@ -87,7 +87,7 @@ async def build_router(settings: ServeSettings, router_id: str) -> RunningRouter
     fleet = replace(settings.fleet, seed=zlib.crc32(router_id.encode()))
     dispatcher = Dispatcher(
         LinkSettings(router_id, settings.secret),
-        DispatcherSettings(fleet=fleet),
+        DispatcherSettings(fleet=fleet, tokenizer=tokenizer.digest),
         make_placement(settings.placement),
     )
     try:

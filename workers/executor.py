@@ -84,6 +84,7 @@ def model_info(chosen: Resolved, num_blocks: int, weight_bytes: int) -> ModelInf
         block_size=chosen.shape.block_size,
         kv_bytes_per_token=chosen.shape.bytes_per_token * chosen.shard.size,
         weight_bytes=weight_bytes,
+        tokenizer=checkpoint.tokenizer(),
     )
 
 

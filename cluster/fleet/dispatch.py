@@ -157,7 +157,7 @@ class Fleet:
         binding = self._binding
 
         def fits(engine: EngineSnapshot) -> bool:
-            return binding.fits(engine, job)
+            return binding.fits(engine, job) and self.engines.suits(engine, job)
 
         drawn = [engine for engine in binding.drawn(self.engines) if fits(engine)]
         if drawn:
@@ -172,13 +172,15 @@ class Fleet:
         for engine in self.engines.draw():
             outranked = engine.outranked_blocks(job.priority)
             enough = outranked * engine.capacity.block_size >= job.tokens and not engine.unseen
-            if enough and engine.can_hold(job.sequence_len) and outranked > most:
+            may = engine.can_hold(job.sequence_len) and self.engines.suits(engine, job)
+            if enough and may and outranked > most:
                 best, most = engine, outranked
         return best
 
     def _send(self, job: Job, engine: EngineSnapshot, now: float) -> None:
         number = self._courier.send(job, engine)
         job.begun = True
+        job.weights = engine.weights
         engine.submitted(number, job.tokens)
         self.engines.changed(engine)
         self._placement.placed(engine, job)

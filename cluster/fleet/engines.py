@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cluster.core.sampling import counter_key
+from cluster.fleet.job import Job
 from cluster.fleet.snapshot import EngineSnapshot
 
 DRAWN = 16
@@ -25,6 +26,8 @@ class EngineSet:
         self._everyone: list[EngineSnapshot] = []
         self._open: list[EngineSnapshot] = []
         self._place: dict[str, int] = {}
+        self._with_weights: dict[str, set[str]] = {}
+        """Engines that take work, by their weights."""
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -47,10 +50,15 @@ class EngineSet:
         if engine is not None:
             self._everyone = list(self._by_id.values())
             self._close(engine_id)
+            self._forget_weights(engine)
         return engine
 
     def changed(self, engine: EngineSnapshot) -> None:
         """To be called whenever its load, what is on the way to it, or its drain has changed."""
+        if engine.draining:
+            self._forget_weights(engine)
+        else:
+            self._with_weights.setdefault(engine.weights, set()).add(engine.engine_id)
         is_open = not engine.draining and engine.has_room(1)
         known = engine.engine_id in self._place
         if is_open and not known:
@@ -58,6 +66,11 @@ class EngineSet:
             self._open.append(engine)
         elif known and not is_open:
             self._close(engine.engine_id)
+
+    def suits(self, engine: EngineSnapshot, job: Job) -> bool:
+        """Whether the job may go on with this engine's weights: with its own as long as anybody
+        takes work who has them. New weights that are rolled out do not change what runs."""
+        return engine.weights == job.weights or job.weights not in self._with_weights
 
     def draw_open(self, most: int = DRAWN) -> list[EngineSnapshot]:
         """Up to `most` different open engines: all of them, or drawn at random."""
@@ -76,6 +89,13 @@ class EngineSet:
         start, stride = key % len(pool), 1 + (key >> 32) % (len(pool) - 1)
         picked = {(start + i * stride) % len(pool): None for i in range(most)}
         return [pool[i] for i in picked]
+
+    def _forget_weights(self, engine: EngineSnapshot) -> None:
+        holders = self._with_weights.get(engine.weights)
+        if holders is not None:
+            holders.discard(engine.engine_id)
+            if not holders:
+                del self._with_weights[engine.weights]
 
     def _close(self, engine_id: str) -> None:
         at = self._place.pop(engine_id, None)

@@ -79,6 +79,7 @@ class Relief:
             for engine in engines.draw_open()
             if engine.engine_id != home.engine_id
             and engine.can_hold(job.sequence_len)
+            and engines.suits(engine, job)
             and engine.has_room(entry.tokens + self._margin_tokens(engine))
         ]
         if not fitting:

@@ -34,13 +34,14 @@ class OnTheWay(NamedTuple):
 @dataclass(slots=True)
 class EngineSnapshot:
     """load: of the newest frame, None before the first. unseen: submitted after that frame's
-    `seen`, oldest first. draining: takes no new work."""
+    `seen`, oldest first. draining: takes no new work. weights: see ModelInfo.weights."""
 
     engine_id: str
     capacity: EngineCapacity
     load: EngineLoad | None = None
     unseen: deque[OnTheWay] = field(default_factory=deque)
     draining: bool = False
+    weights: str = ""
     _unseen_tokens: int = 0
     _unseen_blocks: int = 0
 

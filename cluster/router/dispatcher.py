@@ -63,6 +63,7 @@ class DispatcherSettings:
     unread_limit: tokens a reader may leave unread before its sequence is paused, and
     slow_reader_s: how long it may stay so before the stream is ended.
     max_replays: moves to another engine at most, so that a request that kills engines ends.
+    tokenizer: see tokenizer_digest(); engines with another one are not taken, "" takes any.
     """
 
     max_streams: int = 1024
@@ -70,6 +71,7 @@ class DispatcherSettings:
     unread_limit: int = 512
     slow_reader_s: float = 30.0
     max_replays: int = 8
+    tokenizer: str = ""
 
 
 class _Engine:
@@ -87,6 +89,7 @@ class _Engine:
                 welcome.max_num_seqs,
                 welcome.max_num_batched_tokens,
             ),
+            weights=welcome.model.weights,
         )
         self.streams: dict[int, ActiveStream] = {}
         self.next_stream = 1
@@ -273,6 +276,12 @@ class Dispatcher:
         stream, target = self._of_job[job], self._by_id[engine.engine_id]
         number = target.next_stream
         target.next_stream += 1
+        if job.begun and job.weights != engine.weights:
+            logger.info(
+                "request %s goes on with other weights, from token %d: no engine has its own",
+                stream.request.request_id,
+                len(stream.log.emitted),
+            )
         producer = Producer(target.link, number, stream.log.open_epoch())
         stream.place(producer, engine.engine_id)
         target.streams[number] = stream
@@ -386,13 +395,11 @@ class Dispatcher:
     # -- LinkListener --------------------------------------------------------------------------
 
     def on_up(self, link: EngineLink, welcome: Welcome) -> None:
-        if self._model is not None and self._model.fingerprint != welcome.model.fingerprint:
-            if self._engines:
-                link.disconnect(
-                    f"engine {welcome.engine_id} serves another model "
-                    f"({welcome.model.name}) than this fleet ({self._model.name})"
-                )
-                return
+        problem = self._unfit(welcome.model)
+        if problem:
+            link.disconnect(f"engine {welcome.engine_id} is of no use here: {problem}")
+            return
+        if self._model is None or self._model.weights != welcome.model.weights:
             logger.info("the fleet now serves %s", welcome.model.name)
         engine = self._engines[link] = _Engine(link, welcome)
         self._by_id[welcome.engine_id] = engine
@@ -400,6 +407,20 @@ class Dispatcher:
         self._model = dataclasses.replace(welcome.model, max_model_len=longest)
         logger.info("engine %s (epoch %d) is connected", welcome.engine_id, welcome.epoch)
         self.fleet.joined(engine.snapshot, time.monotonic())
+
+    def _unfit(self, model: ModelInfo) -> str:
+        """Why no stream of this router can run on an engine with this model; "" if it can. Other
+        weights are fine, and are how a rolling update looks; another vocabulary is not."""
+        tokenizer = self.settings.tokenizer
+        if tokenizer and model.tokenizer and tokenizer != model.tokenizer:
+            return f"{model.name} has another tokenizer than this router's model"
+        ours = self._model
+        if ours is not None and self._engines and ours.vocab_size != model.vocab_size:
+            return (
+                f"{model.name} has a vocabulary of {model.vocab_size}, "
+                f"{ours.name} of {ours.vocab_size}"
+            )
+        return ""
 
     def on_frame(self, link: EngineLink, frame: Frame) -> None:
         engine = self._engines.get(link)

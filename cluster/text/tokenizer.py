@@ -10,6 +10,7 @@ from pathlib import Path
 import tokenizers
 
 from cluster.core.errors import InvalidRequest, ModelError
+from cluster.core.modelinfo import tokenizer_digest
 from cluster.text.chat import ChatMessage, ChatTemplate
 from cluster.text.detokenize import DetokenizerFactory, IncrementalDetokenizer
 from cluster.text.folder import GenerationDefaults, TextConfig, read_text_config
@@ -48,6 +49,8 @@ class Tokenizer:
         """Ids that end a text, ascending."""
         self.defaults: GenerationDefaults = config.defaults
         """The model's recommended sampling."""
+        self.digest = tokenizer_digest(config.tokenizer_file.read_bytes())
+        """Engines tell theirs (ModelInfo.tokenizer)."""
         self.folder: Path = config.tokenizer_file.parent
         """Where all this was read from."""
 

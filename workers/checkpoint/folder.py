@@ -13,6 +13,7 @@ import torch
 from safetensors import safe_open
 
 from cluster.core.errors import ModelError
+from cluster.core.modelinfo import tokenizer_digest
 from workers.checkpoint.fields import read_json
 from workers.checkpoint.header import TensorEntry, read_header
 from workers.checkpoint.modelconfig import (
@@ -24,6 +25,7 @@ from workers.checkpoint.modelconfig import (
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+TOKENIZER_FILE = "tokenizer.json"
 
 _DERIVED_SUFFIX = ".rotary_emb.inv_freq"
 """Old Llama checkpoints save these frequencies; they follow from the config and are not read."""
@@ -121,6 +123,11 @@ class Checkpoint:
                     file.seek(entry.begin)
                     digest.update(file.read(min(_SAMPLE_BYTES, entry.end - entry.begin)))
         return digest.hexdigest()
+
+    def tokenizer(self) -> str:
+        """See tokenizer_digest(); "" for a folder without tokenizer.json."""
+        path = self.folder / TOKENIZER_FILE
+        return tokenizer_digest(path.read_bytes()) if path.is_file() else ""
 
     def close(self) -> None:
         """Drop the file mappings. Tensors already handed out stay valid. Idempotent."""

@@ -276,6 +276,58 @@ def test_a_lost_engine_is_not_chosen_again():
     assert notebook.where(lost) == "b"
 
 
+# -- new weights -------------------------------------------------------------------------------
+
+
+def test_a_stream_stays_with_its_weights_while_somebody_who_has_them_takes_work():
+    old, spare, new = engine("old"), engine("spare"), engine("z-new")
+    old.weights = spare.weights = "v1"
+    new.weights = "v2"
+    it, notebook = fleet(old, spare, new)
+    it.drain("spare")
+    begun = job(weights="v1", begun=True)
+    it.again(begun, 1.0)
+    assert notebook.where(begun) == "old"
+    # No room with its own weights: it waits rather than change them in mid-stream.
+    frees(it, "old", blocks_free=0, running=4)
+    late = job(weights="v1", begun=True)
+    it.again(late, 2.0)
+    assert notebook.where(late) is None
+    frees(it, "old", now=3.0)
+    assert notebook.where(late) == "old"
+
+
+def test_a_stream_goes_on_with_other_weights_once_its_own_are_going_or_gone():
+    old, new = full("old"), engine("new")
+    old.weights, new.weights = "v1", "v2"
+    it, notebook = fleet(old, new)
+    begun = job(weights="v1", begun=True)
+    it.again(begun, 1.0)
+    assert notebook.where(begun) is None
+    it.drain("old")
+    frees(it, "new", now=1.5)
+    assert notebook.where(begun) == "new"
+    assert begun.weights == "v2"
+    it.drain("old", undo=True)
+    it.left("old")
+    other = job(weights="v1", begun=True)
+    it.again(other, 2.0)
+    assert notebook.where(other) == "new"
+
+
+def test_relief_does_not_change_weights_either():
+    home, new = full("home", waiting=1, room=0), engine("new")
+    home.weights, new.weights = "v1", "v2"
+    it, notebook = fleet(home, new)
+    victim = job(weights="v1", begun=True)
+    frees_nothing = load(blocks_free=0, running=4, waiting=1)
+    it.heard("home", frees_nothing, 1, [Waiting(victim, 64)], 1.0)
+    assert notebook.taken_back == []
+    new.weights = "v1"
+    it.heard("home", frees_nothing, 1, [Waiting(victim, 64)], 2.0)
+    assert notebook.where(victim) == "new"
+
+
 @pytest.mark.parametrize(
     ("make", "says"),
     [
