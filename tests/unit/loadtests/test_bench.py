@@ -9,6 +9,9 @@ import pytest
 
 from cluster.bench import experiments, quick
 from cluster.commands import bench
+from cluster.config.flags import add_config_flags, flags_of
+from cluster.config.load import load_settings
+from cluster.config.mapping import policy_choice
 from cluster.core.config import SchedulerConfig
 from cluster.core.errors import ConfigError
 from cluster.core.policies import make_scheduler
@@ -89,22 +92,20 @@ def test_head_of_line_has_streams_and_long_prompts():
 
 
 def test_the_policies_compared_are_ones_that_serve_takes():
-    from cluster.commands.policy_options import add_policy_options, policy_choice
-
     parser = argparse.ArgumentParser()
-    parser.add_argument("--max-num-batched-tokens", type=int)
-    add_policy_options(parser)
+    add_config_flags(parser)
     assert set(experiments.policy_variants(64, 1088, 200.0)) == set(bench.POLICIES)
     for variant in experiments.policy_variants(64, 1088, 200.0).values():
         args = parser.parse_args(list(variant.options))
+        configured = load_settings(None, flags_of(args), {})
         config = SchedulerConfig(
             num_blocks=256,
             block_size=16,
             max_num_seqs=20,
-            max_num_batched_tokens=args.max_num_batched_tokens,
+            max_num_batched_tokens=configured["engine.max_num_batched_tokens"] or 256,
             max_model_len=2048,
         )
-        make_scheduler(config, policy_choice(args))
+        make_scheduler(config, policy_choice(configured))
 
 
 def _bench(*args: str) -> argparse.Namespace:

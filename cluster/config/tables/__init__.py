@@ -1,0 +1,1 @@
+"""The entries of the table of options, by what they are about."""
