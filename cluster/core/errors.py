@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cluster.core.outcome import Refusal
+
 
 class HeadwayError(Exception):
     """Base of every error that Headway raises on purpose."""
@@ -48,13 +50,18 @@ class EngineLost(HeadwayError):
 class Overloaded(HeadwayError):
     """No room to take the request now. Maps to RESOURCE_EXHAUSTED with RetryInfo."""
 
-    def __init__(self, message: str, retry_after_s: float) -> None:
+    def __init__(self, message: str, retry_after_s: float, reason: Refusal = Refusal.OTHER) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+        self.reason = reason
 
 
 class Unavailable(HeadwayError):
     """Nobody can serve the request now (no engine, shutting down). Maps to UNAVAILABLE."""
+
+    def __init__(self, message: str, reason: Refusal = Refusal.OTHER) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class SequenceFailed(HeadwayError):

@@ -17,6 +17,54 @@ class FinishReason(str, Enum):
     """max_tokens or the model's length limit was reached."""
 
 
+class Refusal(str, Enum):
+    """Why a request was turned away though nothing is wrong with it. Few on purpose: they are the
+    label of a metric."""
+
+    CALLS = "calls"
+    """As many calls as the router takes are in progress."""
+    STREAMS = "streams"
+    """As many streams as the router takes are in flight."""
+    TOKENIZER = "tokenizer"
+    """Too many prompts wait to be tokenised."""
+    QUEUED_REQUESTS = "queued_requests"
+    """As many requests of its tenant wait as may."""
+    QUEUED_TOKENS = "queued_tokens"
+    """As many prompt tokens of its tenant wait as may."""
+    OBJECTIVE = "objective"
+    """It could not begin in time."""
+    QUEUE_TIMEOUT = "queue_timeout"
+    """No engine had room within the time that it may wait."""
+    NO_ENGINE = "no_engine"
+    """No engine that could hold it is there."""
+    ENGINES_LOST = "engines_lost"
+    """It lost its engine too often."""
+    SHUTDOWN = "shutdown"
+    """The router is about to stop."""
+    OTHER = "other"
+
+
+class LossCause(str, Enum):
+    """How a router lost an engine. Label of a metric."""
+
+    CLOSED = "closed"
+    """Its end of the connection went away: it died, or its node."""
+    LEFT = "left"
+    """It said goodbye: it stops, or its step loop has died."""
+    SILENT = "silent"
+    """No frame in time: it hangs, or the network does."""
+    BROKEN = "broken"
+    """What it sent was not the protocol, or not in order."""
+
+
+class ResumedFrom(str, Enum):
+    """Where a stream was kept that a client came back to. Label of a metric."""
+
+    HERE = "here"
+    ENGINE = "engine"
+    """Another router had it; its engine handed it over."""
+
+
 class Outcome(NamedTuple):
     """One token that a step emitted for one sequence; `index` counts output tokens from 0."""
 

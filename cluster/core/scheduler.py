@@ -65,6 +65,12 @@ class Counters:
     computed_tokens: int = 0
     emitted_tokens: int = 0
     preemptions: int = 0
+    rank_preemptions: int = 0
+    """Those of them that let a larger priority in; the others were for want of blocks."""
+    pauses: int = 0
+    failures: int = 0
+    admitted_tokens: int = 0
+    """To be computed by those who came in, those found in the prefix cache included."""
     swapped_blocks: int = 0
     recomputed_tokens: int = 0
     prefix_hit_tokens: int = 0
@@ -116,6 +122,8 @@ class Scheduler:
         self.padding: list[Sequence] = []
         """Members of a request-level batch that are over but keep their row (State.PADDING)."""
         self.counters = Counters()
+        self.granted = 0
+        """Budget of the newest plan."""
         self.wait_cause = ""
         """Why the newest plan() gave nobody, or not everybody, anything to do."""
         self.next_wake_s: float | None = None
@@ -167,6 +175,7 @@ class Scheduler:
         if sequence is None or sequence.state is State.PAUSED:
             return False
         self._withdraw(sequence, Event.PAUSE)
+        self.counters.pauses += 1
         self._lose_computed(sequence)
         return True
 
@@ -221,6 +230,7 @@ class Scheduler:
         if not draft.shares and not draft.starts:
             return None
         self.counters.steps += 1
+        self.granted = draft.granted
         plan = StepPlan(
             step=self.counters.steps, rows=[], released=self._released, budget=draft.granted
         )
@@ -328,6 +338,7 @@ class Scheduler:
             victim = self._victims.choose([s for s in outranked if s.priority == lowest])
             outranked.remove(victim)
             self._preempt(victim)
+            self.counters.rank_preemptions += 1
         return True
 
     def _fits(self, head: Sequence, without: list[Sequence]) -> bool:
@@ -364,6 +375,7 @@ class Scheduler:
         for sequence, hits, _, _ in admissions.entries:
             self.queue.take(sequence)
             sequence.apply(Event.ADMIT)
+            self.counters.admitted_tokens += sequence.remaining
             if hits:
                 self.kv.share(sequence, hits)
         for sequence, hits, take, partial in admissions.entries:
@@ -452,6 +464,7 @@ class Scheduler:
             if token < 0:
                 reason = result.failed.get(sequence.seq_id, "the model gave no token")
                 failures.append((sequence.seq_id, reason))
+                self.counters.failures += 1
                 sequence.rewind()
                 left = self._finish(sequence)
                 continue

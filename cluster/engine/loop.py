@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from cluster.core.load import EngineLoad
 from cluster.core.request import EngineRequest
@@ -62,6 +62,22 @@ class Stop:
     pass
 
 
+class StepObserver(Protocol):
+    """Measures."""
+
+    def stepped(self, elapsed_s: float) -> None:
+        """A step took so long on the executor. Called in the loop's thread; must be quick."""
+
+
+class NoObserver:
+    """Nobody measures."""
+
+    def stepped(self, elapsed_s: float) -> None: ...
+
+
+NO_OBSERVER = NoObserver()
+
+
 class ExecutorLost(RuntimeError):
     """The executor reported that it cannot go on."""
 
@@ -85,8 +101,10 @@ class EngineLoop:
         publish: Callable[[StepReport], None],
         on_death: Callable[[BaseException], None],
         clock: Callable[[], float] = time.monotonic,
+        observer: StepObserver = NO_OBSERVER,
     ) -> None:
         self._core = core
+        self._observer = observer
         self._executor = executor
         self._publish = publish
         self._on_death = on_death
@@ -170,6 +188,7 @@ class EngineLoop:
 
     def _take_result(self) -> None:
         result = self._under_way.popleft().wait()
+        self._observer.stepped(result.elapsed_s)
         report = self._core.complete_step(result, self._clock())
         self._busy_since = None
         self.load = report.load

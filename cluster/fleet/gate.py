@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cluster.core.errors import ConfigError, Overloaded
+from cluster.core.outcome import Refusal
 from cluster.core.request import objective_problem
 from cluster.fleet.job import Job
 from cluster.fleet.waiting import WaitingJobs
@@ -90,11 +91,13 @@ class Gate:
         queued, tokens = waiting.jobs_of(tenant), waiting.tokens_of(tenant)
         if queued >= settings.max_queued:
             raise _refusal(
+                Refusal.QUEUED_REQUESTS,
                 f"{queued} requests of this tenant are waiting, the limit is {settings.max_queued}",
                 wait_s,
             )
         if queued and tokens + job.tokens > settings.max_queued_tokens:
             raise _refusal(
+                Refusal.QUEUED_TOKENS,
                 f"{tokens} prompt tokens of this tenant are waiting and this request has "
                 f"{job.tokens}, the limit is {settings.max_queued_tokens}",
                 wait_s,
@@ -105,6 +108,7 @@ class Gate:
         expected = wait_s + prefill_s(job)
         if expected > _SAFETY * objective:
             raise _refusal(
+                Refusal.OBJECTIVE,
                 f"the first token would come after about {expected:.1f} s, the objective is "
                 f"{objective:g} s",
                 expected - _SAFETY * objective,
@@ -130,8 +134,9 @@ class Gate:
         self._drain.add(now, job.tokens)
 
 
-def _refusal(reason: str, retry_after_s: float) -> Overloaded:
+def _refusal(reason: Refusal, text: str, retry_after_s: float) -> Overloaded:
     return Overloaded(
-        f"{reason}; try again later",
+        f"{text}; try again later",
         retry_after_s=min(max(retry_after_s, _MIN_RETRY_S), _MAX_RETRY_S),
+        reason=reason,
     )

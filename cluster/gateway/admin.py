@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import grpc.aio
@@ -10,6 +9,7 @@ import grpc.aio
 from cluster.gateway import mapping
 from cluster.gateway.interceptors import InFlight
 from cluster.gateway.status import UnknownEngine, answer
+from cluster.metrics.board import RouterBoard
 from cluster.router.stream import TokenSource
 from cluster.text.tokenizer import Tokenizer
 from headway.v1 import admin_pb2, admin_pb2_grpc
@@ -18,16 +18,15 @@ from headway.v1 import admin_pb2, admin_pb2_grpc
 class AdminServicer(admin_pb2_grpc.AdminServicer):
     """Answers from what the router has in memory.
 
-    in_flight: the gauge of calls in progress. version: of Headway, as reported.
+    in_flight: the gauge of calls in progress. board: this router and its peers.
     """
 
     def __init__(
-        self, source: TokenSource, tokenizer: Tokenizer, in_flight: InFlight, version: str
+        self, source: TokenSource, tokenizer: Tokenizer, in_flight: InFlight, board: RouterBoard
     ) -> None:
         self._source = source
         self._in_flight = in_flight
-        self._version = version
-        self._started = time.monotonic()
+        self._board = board
         self._text = mapping.ModelText(
             tokenizer.eos_token_ids, tokenizer.defaults, tokenizer.has_chat_template
         )
@@ -57,13 +56,15 @@ class AdminServicer(admin_pb2_grpc.AdminServicer):
         model = self._source.model
         engines = sorted(self._source.engines(), key=lambda engine: engine.engine_id)
         return admin_pb2.GetStatusResponse(
-            router=admin_pb2.RouterStatus(
-                version=self._version,
-                uptime_s=time.monotonic() - self._started,
-                active_streams=self._in_flight.active,
-                ready=self._source.ready(),
-                **self._source.queue()._asdict(),
+            router=mapping.router_message(
+                self._board.summary()._replace(
+                    calls=self._in_flight.active, ready=self._source.ready()
+                )
             ),
+            peers=[
+                mapping.router_message(peer)
+                for peer in sorted(self._board.peers, key=lambda peer: peer.router_id)
+            ],
             model=None if model is None else mapping.model_message(model, self._text),
             engines=[mapping.engine_message(engine) for engine in engines],
         )

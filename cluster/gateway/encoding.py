@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from cluster.core.errors import Overloaded
+from cluster.core.outcome import Refusal
 from cluster.gateway.config import Limits
 from cluster.gateway.mapping import ChatPrompt, IdsPrompt, Prompt
 from cluster.text.tokenizer import Tokenizer
@@ -33,7 +34,9 @@ class EncodePool:
         if isinstance(prompt, IdsPrompt):
             return prompt.ids
         if not self._places.acquire(blocking=False):
-            raise Overloaded("too many prompts wait to be tokenised", self._retry_after_s)
+            raise Overloaded(
+                "too many prompts wait to be tokenised", self._retry_after_s, Refusal.TOKENIZER
+            )
         job = self._threads.submit(self._encode, prompt)
         job.add_done_callback(lambda _: self._places.release())
         return await asyncio.wrap_future(job)

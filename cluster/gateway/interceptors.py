@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 from collections.abc import Awaitable, Callable, Collection, Iterable
@@ -12,7 +13,9 @@ import grpc
 import grpc.aio
 
 from cluster.core.errors import ConfigError, Overloaded
+from cluster.core.outcome import Refusal
 from cluster.gateway.status import Unauthenticated, abort
+from cluster.metrics.router import RouterMeter
 
 HEALTH_PREFIX = "/grpc.health.v1.Health/"
 """Open without a key: probes of an orchestrator have none, and it tells no secret."""
@@ -107,7 +110,9 @@ class InFlight:
         """Take a place. Raises Overloaded when there is none."""
         if self.active >= self._limit:
             raise Overloaded(
-                f"{self._limit} requests are in progress here already", self._retry_after_s
+                f"{self._limit} requests are in progress here already",
+                self._retry_after_s,
+                Refusal.CALLS,
             )
         self.active += 1
 
@@ -119,8 +124,9 @@ class InFlightInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Counts the calls of `methods` ("/package.Service/Method") and refuses those beyond the
     limit."""
 
-    def __init__(self, in_flight: InFlight, methods: Collection[str]) -> None:
+    def __init__(self, in_flight: InFlight, methods: Collection[str], meter: RouterMeter) -> None:
         self._in_flight = in_flight
+        self._meter = meter
         self._methods = frozenset(methods)
 
     async def intercept_service(
@@ -135,6 +141,7 @@ class InFlightInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             try:
                 self._in_flight.enter()
             except Overloaded as error:
+                self._meter.refused(error.reason)
                 await abort(context, error)
             try:
                 return await inner(request, context)
@@ -142,6 +149,54 @@ class InFlightInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 self._in_flight.leave()
 
         return _with_behaviour(handler, counted)
+
+
+class CallsInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Tells the meter how the calls of `methods` end, those that other interceptors refuse too: it
+    goes first."""
+
+    def __init__(self, meter: RouterMeter, methods: Collection[str]) -> None:
+        self._meter = meter
+        self._methods = frozenset(methods)
+
+    async def intercept_service(
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> Handler:
+        handler = await continuation(handler_call_details)
+        if handler is None or handler_call_details.method not in self._methods:
+            return handler
+        inner: Behaviour = handler.unary_stream or handler.unary_unary  # type: ignore[assignment]
+        method = handler_call_details.method.rpartition("/")[2]
+
+        async def measured(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            self._meter.began()
+            code = grpc.StatusCode.OK
+            try:
+                return await inner(request, context)
+            except BaseException as error:
+                code = _code_of(error, context)
+                raise
+            finally:
+                self._meter.ended(method, code.name)
+
+        return _with_behaviour(handler, measured)
+
+
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+def _code_of(error: BaseException, context: grpc.aio.ServicerContext[Any, Any]) -> grpc.StatusCode:
+    """What the client sees, or would see if it were still there."""
+    if isinstance(error, grpc.aio.AbortError):
+        # Declared as a StatusCode; grpc gives the number.
+        code: Any = context.code()
+        return code if isinstance(code, grpc.StatusCode) else _CODES[code]
+    remaining = context.time_remaining()
+    if remaining is not None and remaining <= 0:
+        return grpc.StatusCode.DEADLINE_EXCEEDED
+    if isinstance(error, asyncio.CancelledError) or context.done():
+        return grpc.StatusCode.CANCELLED
+    return grpc.StatusCode.UNKNOWN
 
 
 def _digest(key: str) -> bytes:

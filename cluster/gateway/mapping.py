@@ -19,6 +19,7 @@ from cluster.core.plan import TokenLogprob
 from cluster.core.request import wish_violations
 from cluster.core.sampling import SamplingParams
 from cluster.gateway.status import UnknownModel
+from cluster.metrics.board import RouterSummary
 from cluster.router.stream import EngineStatus, GenerationRequest, StreamTiming, TokenBatch
 from cluster.text.chat import ChatMessage
 from cluster.text.folder import GenerationDefaults
@@ -403,6 +404,21 @@ def model_message(model: ModelInfo, text: ModelText) -> inference_pb2.Model:
 def default_sampling_message(defaults: GenerationDefaults) -> inference_pb2.SamplingParams:
     return inference_pb2.SamplingParams(
         min_tokens=0, ignore_eos=False, **dataclasses.asdict(defaults)
+    )
+
+
+def router_message(router: RouterSummary) -> admin_pb2.RouterStatus:
+    return admin_pb2.RouterStatus(
+        version=router.version,
+        uptime_s=router.uptime_s,
+        active_streams=router.calls,
+        ready=router.ready,
+        queued=router.queued,
+        queued_tokens=router.queued_tokens,
+        relief_moves=router.relief_moves,
+        router_id=router.router_id,
+        metrics=router.metrics,
+        tails=[admin_pb2.Tail(**tail._asdict()) for tail in router.tails],
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
+import contextlib
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,17 @@ from cluster.gateway.admin import AdminServicer
 from cluster.gateway.config import GatewayConfig, TlsFiles
 from cluster.gateway.encoding import EncodePool
 from cluster.gateway.health import HealthReporter
-from cluster.gateway.interceptors import ApiKeyInterceptor, ApiKeys, InFlight, InFlightInterceptor
+from cluster.gateway.interceptors import (
+    ApiKeyInterceptor,
+    ApiKeys,
+    CallsInterceptor,
+    InFlight,
+    InFlightInterceptor,
+)
 from cluster.gateway.mapping import check_defaults
 from cluster.gateway.servicer import InferenceServicer
+from cluster.metrics.board import RouterBoard
+from cluster.metrics.window import TICK_S
 from cluster.router.stream import TokenSource
 from cluster.text.tokenizer import Tokenizer
 from headway.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
@@ -33,9 +42,16 @@ class GatewayServer:
     """A server that build_server() made: start it once, stop it once."""
 
     def __init__(
-        self, server: grpc.aio.Server, reporter: HealthReporter, encoder: EncodePool, port: int
+        self,
+        server: grpc.aio.Server,
+        reporter: HealthReporter,
+        encoder: EncodePool,
+        board: RouterBoard,
+        port: int,
     ) -> None:
         self._server = server
+        self.board = board
+        self._ticking: asyncio.Task[None] | None = None
         self._health = reporter
         self._encoder = encoder
         self.port = port
@@ -45,6 +61,7 @@ class GatewayServer:
         """Begin to serve; returns the port."""
         await self._health.start()
         await self._server.start()
+        self._ticking = asyncio.create_task(self._tick(), name="tails")
         return self.port
 
     async def stop(self, grace_s: float, notice_s: float = 0.0) -> None:
@@ -55,36 +72,55 @@ class GatewayServer:
             await asyncio.sleep(notice_s)
         await self._server.stop(grace_s)
         self._encoder.close()
+        if self._ticking is not None:
+            self._ticking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._ticking
+            self._ticking = None
+
+    async def _tick(self) -> None:
+        while True:
+            self.board.metrics.window.tick(time.monotonic())
+            await asyncio.sleep(TICK_S)
 
     async def wait(self) -> None:
         """Until the server has stopped."""
         await self._server.wait_for_termination()
 
 
-def build_server(source: TokenSource, tokenizer: Tokenizer, config: GatewayConfig) -> GatewayServer:
+def build_server(
+    source: TokenSource,
+    tokenizer: Tokenizer,
+    config: GatewayConfig,
+    board: RouterBoard | None = None,
+) -> GatewayServer:
     """A bound server, not yet serving. To be called in a running event loop.
 
-    Raises ConfigError (port taken, unreadable TLS or key file), ModelError (default sampling).
+    board: where this router and what it measures are told of; None makes one for it alone. Raises
+    ConfigError (port taken, unreadable TLS or key file), ModelError (default sampling).
     """
     limits = config.limits
+    board = board or RouterBoard("router", source.facts)
     in_flight = InFlight(limits.max_in_flight, limits.retry_after_s)
-    interceptors: list[grpc.aio.ServerInterceptor[Any, Any]] = []
+    interceptors: list[grpc.aio.ServerInterceptor[Any, Any]] = [
+        CallsInterceptor(board.meter, COUNTED_METHODS)
+    ]
     if config.api_keys_file is not None:
         interceptors.append(ApiKeyInterceptor(ApiKeys.from_file(config.api_keys_file)))
-    interceptors.append(InFlightInterceptor(in_flight, COUNTED_METHODS))
+    interceptors.append(InFlightInterceptor(in_flight, COUNTED_METHODS, board.meter))
     server = grpc.aio.server(interceptors=interceptors, options=channel_options(config))
 
     encoder = EncodePool(tokenizer, limits)
-    inference = InferenceServicer(source, tokenizer, encoder, limits)
+    inference = InferenceServicer(source, tokenizer, encoder, limits, board.meter)
     inference_pb2_grpc.add_InferenceServicer_to_server(inference, server)  # type: ignore[no-untyped-call]
-    admin = AdminServicer(source, tokenizer, in_flight, headway_version())
+    admin = AdminServicer(source, tokenizer, in_flight, board)
     admin_pb2_grpc.add_AdminServicer_to_server(admin, server)  # type: ignore[no-untyped-call]
     reporter = HealthReporter(source, [INFERENCE])
     health_pb2_grpc.add_HealthServicer_to_server(reporter.servicer, server)
     names = (INFERENCE, ADMIN, health.SERVICE_NAME, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, server)
 
-    return GatewayServer(server, reporter, encoder, _bind(server, config))
+    return GatewayServer(server, reporter, encoder, board, _bind(server, config))
 
 
 def check_gateway(config: GatewayConfig, tokenizer: Tokenizer) -> None:
@@ -116,14 +152,6 @@ def channel_options(config: GatewayConfig) -> list[tuple[str, int]]:
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.http2.ping_timeout_ms", 10_000),
     ]
-
-
-def headway_version() -> str:
-    """The installed version; "unknown" when run from a checkout that was never installed."""
-    try:
-        return importlib.metadata.version("headway-serving")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def _bind(server: grpc.aio.Server, config: GatewayConfig) -> int:

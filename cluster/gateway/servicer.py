@@ -10,14 +10,15 @@ from typing import Any, NamedTuple, TypeAlias
 
 import grpc.aio
 
-from cluster.core.errors import Unavailable
+from cluster.core.errors import Overloaded, Unavailable
 from cluster.core.modelinfo import ModelInfo
-from cluster.core.outcome import FinishReason
+from cluster.core.outcome import FinishReason, Refusal
 from cluster.gateway import mapping
 from cluster.gateway.config import Limits
 from cluster.gateway.encoding import EncodePool
 from cluster.gateway.interceptors import caller_of
 from cluster.gateway.status import answer
+from cluster.metrics.router import RouterMeter, StreamMeter
 from cluster.router.stream import GenerationRequest, TokenSource, TokenStream
 from cluster.text.pipeline import OutputText, StopRules
 from cluster.text.stop import StopStrings
@@ -39,7 +40,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     """Serves requests from a TokenSource. Generate and Complete are one path with two readers."""
 
     def __init__(
-        self, source: TokenSource, tokenizer: Tokenizer, encoder: EncodePool, limits: Limits
+        self,
+        source: TokenSource,
+        tokenizer: Tokenizer,
+        encoder: EncodePool,
+        limits: Limits,
+        meter: RouterMeter,
     ) -> None:
         """Raises ModelError when the model's default sampling is out of range."""
         mapping.check_defaults(tokenizer.defaults, tokenizer.folder)
@@ -47,6 +53,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self._tokenizer = tokenizer
         self._encoder = encoder
         self._limits = limits
+        self._meter = meter
         self._text = mapping.ModelText(
             tokenizer.eos_token_ids, tokenizer.defaults, tokenizer.has_chat_template
         )
@@ -55,10 +62,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     # would run its `finally` whenever it is collected, a cancelled coroutine runs it at once.
 
     async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> None:
-        await answer(context, self._generate(request, caller_of(context), context.write))
+        work = self._generate(request, caller_of(context), context.write)
+        await answer(context, self._counting_refusals(work))
 
     async def Resume(self, request: inference_pb2.ResumeRequest, context: Context) -> None:
-        await answer(context, self._resume(request, context.write))
+        await answer(context, self._counting_refusals(self._resume(request, context.write)))
 
     async def Forget(
         self, request: inference_pb2.ForgetRequest, context: Context
@@ -98,23 +106,35 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             else:
                 response.finished.CopyFrom(event.finished)
 
-        await self._generate(request, caller, collect)
+        await self._counting_refusals(self._generate(request, caller, collect))
         response.text = "".join(texts)
         return response
 
     async def _generate(
         self, request: inference_pb2.GenerateRequest, caller: str, send: Send
     ) -> None:
+        arrived_s = time.monotonic()
         prepared = await self._prepare(request, caller)
         stream = await self._source.open(prepared.request)
-        await self._read(prepared, stream, send)
+        meter = self._meter.stream(arrived_s, len(prepared.request.prompt_ids))
+        await self._read(prepared, stream, send, meter)
 
     async def _resume(self, request: inference_pb2.ResumeRequest, send: Send) -> None:
-        model = self._model("")
+        arrived_s, model = time.monotonic(), self._model("")
         resumed = await self._source.resume(request.resume_token, request.next_index)
-        await self._read(_Prepared(model, resumed.request), resumed.stream, send)
+        meter = self._meter.resumed(arrived_s)
+        await self._read(_Prepared(model, resumed.request), resumed.stream, send, meter)
 
-    async def _read(self, prepared: _Prepared, stream: TokenStream, send: Send) -> None:
+    async def _counting_refusals(self, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except (Overloaded, Unavailable) as error:
+            self._meter.refused(error.reason)
+            raise
+
+    async def _read(
+        self, prepared: _Prepared, stream: TokenStream, send: Send, meter: StreamMeter
+    ) -> None:
         """The one path of an output, new or resumed: every event goes to `send`, in order."""
         opened = time.monotonic()
         request = prepared.request
@@ -123,7 +143,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             output = OutputText(self._tokenizer.detokenizer(), _rules(request))
             # What was delivered before: the reader has its text.
             output.feed(request.emitted_ids)
-            reason, matched, sent = await _pump(stream, output, send)
+            reason, matched, sent = await _pump(stream, output, send, meter)
             timing = stream.timing
             if timing.total_s is None:
                 # The source does not see the end when a stop string decides it here.
@@ -133,8 +153,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 prompt_tokens=len(request.prompt_ids),
                 completion_tokens=len(request.emitted_ids) + sent,
             )
+            meter.finished(reason, timing.queue_s)
             await send(mapping.finished_event(reason, matched, usage, timing))
         finally:
+            meter.over(time.monotonic())
             stream.leave()
 
     async def _prepare(self, request: inference_pb2.GenerateRequest, caller: str) -> _Prepared:
@@ -180,7 +202,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         """The served model. Raises Unavailable before there is one, UnknownModel for another."""
         model = self._source.model
         if model is None:
-            raise Unavailable("no engine has connected yet")
+            raise Unavailable("no engine has connected yet", Refusal.NO_ENGINE)
         mapping.check_model(name, model)
         return model
 
@@ -193,7 +215,7 @@ def _rules(request: GenerationRequest) -> StopRules:
 
 
 async def _pump(
-    stream: TokenStream, output: OutputText, send: Send
+    stream: TokenStream, output: OutputText, send: Send, meter: StreamMeter
 ) -> tuple[FinishReason, str | int | None, int]:
     """Send Deltas until the output ends: why it did, what it matched, how many ids were sent.
 
@@ -212,6 +234,8 @@ async def _pump(
                 reason = FinishReason.STOP
         if piece.accepted or text:
             sent += piece.accepted
+            if piece.accepted:
+                meter.tokens(piece.accepted, time.monotonic())
             await send(mapping.delta_event(batch, piece.accepted, text))
         if reason is not None:
             return reason, matched, sent

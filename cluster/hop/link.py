@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cluster.core.errors import WireError
+from cluster.core.outcome import LossCause
 from cluster.core.owntime import OwnTime
 from cluster.hop import codec
 from cluster.hop.messages import (
@@ -61,6 +62,8 @@ class EngineLink:
         """Set while the connection stands."""
         self.last_frame_s = 0.0
         """Monotonic time of the newest frame."""
+        self.lost_by = LossCause.CLOSED
+        """Why the newest connection is over; to be read in on_down."""
         self._settings = settings
         self._listener = listener
         self._writer: asyncio.StreamWriter | None = None
@@ -77,11 +80,12 @@ class EngineLink:
         if self._writer is not None and not self._writer.transport.is_closing():
             self._writer.write(codec.encode(message))
 
-    def disconnect(self, reason: str) -> None:
+    def disconnect(self, reason: str, cause: LossCause = LossCause.BROKEN) -> None:
         """Cut the connection (silence, protocol broken); it is set up anew."""
         logger.warning("connection to engine at %s is cut: %s", _show(self.address), reason)
         if self._writer is not None:
             self._cut_reason = reason
+            self.lost_by = cause
             self._writer.transport.abort()
 
     async def close(self) -> None:
@@ -110,7 +114,7 @@ class EngineLink:
             asyncio.open_connection(*self.address), self._settings.connect_timeout_s
         )
         reason = "closed by the engine"
-        self._cut_reason = ""
+        self._cut_reason, self.lost_by = "", LossCause.CLOSED
         try:
             self._writer = writer
             welcome = await self._handshake(reader)
@@ -123,7 +127,7 @@ class EngineLink:
             finally:
                 watch.cancel()
         except WireError as error:
-            reason = str(error)
+            reason, self.lost_by = str(error), LossCause.BROKEN
             raise
         finally:
             was_up, self.welcome, self._writer = self.connected, None, None
@@ -150,6 +154,7 @@ class EngineLink:
         while (body := await codec.read_body(reader)) is not None:
             message = codec.decode_down(body)
             if isinstance(message, Goodbye):
+                self.lost_by = LossCause.LEFT
                 return message.reason
             self.last_frame_s = time.monotonic()
             if isinstance(message, Adopted):
@@ -171,7 +176,7 @@ class EngineLink:
             if self.last_frame_s != heard_s:
                 heard_s = self.last_frame_s
                 silent_s = min(silent_s, max(0.0, now - heard_s))
-        self.disconnect(f"no frame for {limit:.1f} s")
+        self.disconnect(f"no frame for {limit:.1f} s", LossCause.SILENT)
 
 
 def _show(address: tuple[str, int]) -> str:

@@ -121,7 +121,8 @@ class Adopted(msgspec.Struct, tag="adopted", array_like=True, frozen=True):
 class Welcome(msgspec.Struct, tag="welcome", array_like=True, frozen=True):
     """epoch: grows with every start of an engine of this id; tokens of older epochs are void.
     max_sequence_len: prompt + output tokens of one sequence at most, here. max_num_seqs,
-    max_num_batched_tokens: sequences at once and tokens per step at most."""
+    max_num_batched_tokens: sequences at once and tokens per step at most. metrics_port: where it is
+    scraped, on the same host; 0 for nowhere."""
 
     version: int
     engine_id: Name
@@ -130,6 +131,7 @@ class Welcome(msgspec.Struct, tag="welcome", array_like=True, frozen=True):
     max_sequence_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    metrics_port: int = 0
 
 
 class Goodbye(msgspec.Struct, tag="goodbye", array_like=True, frozen=True):

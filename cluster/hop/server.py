@@ -97,6 +97,8 @@ class HopServer:
         self._keeper = LogKeeper()
         self.draining = False
         """Told to the routers with every frame."""
+        self.metrics_port = 0
+        """Told to routers that connect; 0 where nothing is measured."""
         self._engine: EngineLoop | None = None
         self._server: asyncio.Server | None = None
         self._heartbeat: asyncio.Task[None] | None = None
@@ -233,6 +235,7 @@ class HopServer:
             max_sequence_len=identity.max_sequence_len,
             max_num_seqs=identity.max_num_seqs,
             max_num_batched_tokens=identity.max_num_batched_tokens,
+            metrics_port=self.metrics_port,
         )
         writer.write(codec.encode(welcome))
         self._connections[connection.number] = connection

@@ -9,14 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from cluster.buildinfo import headway_version
 from cluster.core.config import SchedulerConfig
 from cluster.core.errors import ConfigError
 from cluster.core.policies import PolicyChoice, make_scheduler
 from cluster.engine.core import EngineCore
 from cluster.engine.executor import Executor
-from cluster.engine.loop import EngineLoop
+from cluster.engine.loop import NO_OBSERVER, EngineLoop
 from cluster.engine.steplog import RecordingCore
 from cluster.hop.server import EngineIdentity, HopServer
+from cluster.metrics.engine import EngineMetrics
+from cluster.metrics.facts import EngineFacts
+from cluster.metrics.family import CONTENT_TYPE
+from cluster.metrics.http import MetricsServer, Page
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +37,8 @@ class EngineOptions:
     secret: shared by the cluster. host: interface on which routers reach this engine.
     stall_s: with work present and no step done for this long, the engine counts as dead.
     step_log_folder: where to write a step log (engine.steplog); None writes none.
+    metrics_port: where Prometheus may scrape, on `host`, the next free one if it is taken; 0 is any
+    port, None measures nothing.
     """
 
     engine_id: str
@@ -45,6 +52,7 @@ class EngineOptions:
     policies: PolicyChoice = DEFAULT_POLICIES
     stall_s: float = 60.0
     step_log_folder: str | None = None
+    metrics_port: int | None = None
 
 
 class EngineService:
@@ -76,7 +84,17 @@ class EngineService:
                 max_num_batched_tokens=config.max_num_batched_tokens,
             )
         )
-        self.loop = EngineLoop(self._core(config), executor, self._server.publish, self._on_death)
+        known = {"engine_id": options.engine_id, "model": info.name, "version": headway_version()}
+        self.metrics = EngineMetrics(self.facts, known)
+        self._scrapes = MetricsServer({"/metrics": Page(CONTENT_TYPE, self.metrics.text)})
+        self._engine = self._core(config)
+        self.loop = EngineLoop(
+            self._engine,
+            executor,
+            self._server.publish,
+            self._on_death,
+            observer=NO_OBSERVER if options.metrics_port is None else self.metrics,
+        )
 
     def _core(self, config: SchedulerConfig) -> EngineCore:
         policies, folder = self._options.policies, self._options.step_log_folder
@@ -93,6 +111,10 @@ class EngineService:
 
     async def start(self) -> int:
         """Returns the port on which routers are taken in."""
+        if self._options.metrics_port is not None:
+            self._server.metrics_port = await self._scrapes.start(
+                self._options.host, self._options.metrics_port
+            )
         self.loop.start()
         self.port = await self._server.start(self.loop, self._options.host, self._options.port)
         return self.port
@@ -111,9 +133,28 @@ class EngineService:
 
     async def stop(self, reason: str) -> None:
         await self._server.stop(reason)
+        await self._scrapes.stop()
         self.loop.stop()
         if self._step_log is not None:
             self._step_log.close()
+
+    def facts(self) -> EngineFacts:
+        """For a scrape, from any thread."""
+        scheduler, options = self._engine.scheduler, self._options
+        return EngineFacts(
+            counters=scheduler.counters,
+            load=self.loop.load,
+            cached_blocks=scheduler.kv.pool.cached,
+            granted=scheduler.granted,
+            budget_limit=options.max_num_batched_tokens,
+            itl_objective_s=(
+                options.policies.itl_objective_s if options.policies.budget == "itl" else 0.0
+            ),
+            max_num_seqs=options.max_num_seqs,
+            routers=len(self._server.routers),
+            draining=self._server.draining,
+            stalled_s=self.loop.stalled_for(),
+        )
 
     def health_problem(self) -> str | None:
         """Why this engine should be replaced; None when it is well."""

@@ -26,6 +26,7 @@ from cluster.core.errors import (
     UnknownResumeToken,
 )
 from cluster.core.modelinfo import ModelInfo
+from cluster.core.outcome import LossCause, Refusal, ResumedFrom
 from cluster.core.request import EngineRequest, check_fits
 from cluster.fleet.dispatch import Fleet, FleetSettings
 from cluster.fleet.job import Job
@@ -47,9 +48,10 @@ from cluster.hop.messages import (
     Submit,
     Welcome,
 )
+from cluster.metrics.facts import RouterCounters, RouterFacts
 from cluster.router.active import ActiveStream, Producer, StreamReader
 from cluster.router.adoption import Adoptions, keep_of, request_of
-from cluster.router.stream import EngineStatus, GenerationRequest, QueueStatus, Resumed
+from cluster.router.stream import EngineStatus, GenerationRequest, Resumed
 
 logger = logging.getLogger(__name__)
 
@@ -119,6 +121,7 @@ class Dispatcher:
         self._kept: dict[str, ActiveStream] = {}
         """Streams that can be resumed, by token."""
         self._adoptions = Adoptions()
+        self.counters = RouterCounters()
         self._told_preemptions: dict[Job, int] = {}
         """Of the streams that wait at the engine whose frame is being taken in."""
         self._model: ModelInfo | None = None
@@ -141,7 +144,9 @@ class Dispatcher:
         resumed: no Abort goes out for them, their connection just ends."""
         self._closing = True
         for stream in list(self._active):
-            error = Unavailable("the router is shutting down; ask again elsewhere")
+            error = Unavailable(
+                "the router is shutting down; ask again elsewhere", Refusal.SHUTDOWN
+            )
             if stream.resume_token:
                 stream.fail(error)
             else:
@@ -172,9 +177,17 @@ class Dispatcher:
         now = time.monotonic()
         return [_status(engine, now) for engine in self._engines.values()]
 
-    def queue(self) -> QueueStatus:
+    def facts(self) -> RouterFacts:
         waiting = self.fleet.waiting
-        return QueueStatus(len(waiting), waiting.tokens, self.fleet.moved)
+        return RouterFacts(
+            streams=len(self._active),
+            queued=len(waiting),
+            queued_tokens=waiting.tokens,
+            relief_moves=self.fleet.moved,
+            engines=len(self._engines),
+            draining=sum(engine.draining for engine in self.fleet.engines),
+            counters=self.counters,
+        )
 
     def drain(self, engine_id: str, undo: bool) -> int | None:
         engine = self._by_id.get(engine_id)
@@ -187,12 +200,13 @@ class Dispatcher:
 
     async def open(self, request: GenerationRequest) -> StreamReader:
         if self._closing:
-            raise Unavailable("the router is shutting down")
+            raise Unavailable("the router is shutting down", Refusal.SHUTDOWN)
         if len(self._active) >= self.settings.max_streams:
             raise Overloaded(
                 f"{len(self._active)} streams are in flight, the limit is "
                 f"{self.settings.max_streams}; try again later",
                 retry_after_s=1.0,
+                reason=Refusal.STREAMS,
             )
         # Refused here, not at the engine: prompt and max_tokens are the caller's to change.
         engine_request = EngineRequest(
@@ -218,14 +232,15 @@ class Dispatcher:
         return stream.attach(len(request.emitted_ids))
 
     async def resume(self, token: str, next_index: int) -> Resumed:
-        stream = self._kept.get(token)
+        stream, origin = self._kept.get(token), ResumedFrom.HERE
         if stream is None:
-            stream = await self._adopt(token)
+            stream, origin = await self._adopt(token), ResumedFrom.ENGINE
         held = len(stream.log.emitted)
         if not 0 <= next_index <= held:
             raise InvalidRequest.single(
                 "next_index", f"must be between 0 and {held}, what was produced; got {next_index}"
             )
+        self.counters.resumes[origin] += 1
         emitted = tuple(stream.log.emitted[:next_index])
         request = dataclasses.replace(stream.request, emitted_ids=emitted)
         return Resumed(request, stream.attach(next_index))
@@ -292,6 +307,7 @@ class Dispatcher:
         stream = self._of_job[job]
         self._abort(stream)
         stream.displaced(self._told_preemptions.get(job, 0))
+        self.counters.replayed_tokens += job.tokens
         logger.info(
             "request %s moves to another engine at token %d: its own is out of blocks",
             stream.request.request_id,
@@ -307,15 +323,18 @@ class Dispatcher:
         if engine is not None and engine.streams.pop(producer.stream, None) is not None:
             producer.link.send(Abort(producer.stream))
 
-    def _replay(self, stream: ActiveStream, reason: str) -> None:
+    def _replay(self, stream: ActiveStream, cause: LossCause, reason: str) -> None:
         """Continue the log on another engine (or the same one, if it is back)."""
         if stream.over:
             return
         if stream.losses >= self.settings.max_replays:
-            self._fail(stream, Unavailable(f"gave up after {stream.losses} lost engines: {reason}"))
+            text = f"gave up after {stream.losses} lost engines: {reason}"
+            self._fail(stream, Unavailable(text, Refusal.ENGINES_LOST))
             return
         stream.losses += 1
         stream.displaced(0)
+        self.counters.replays[cause] += 1
+        self.counters.replayed_tokens += stream.job.tokens
         logger.info(
             "request %s is replayed from token %d: %s",
             stream.request.request_id,
@@ -384,12 +403,15 @@ class Dispatcher:
         limit = self.fleet.gate.patience_s(stream.job)
         waited = f"within {limit:g} s"
         if not self._engines:
-            return Unavailable(f"no engine came up {waited}; see `headway status`")
+            text = f"no engine came up {waited}; see `headway status`"
+            return Unavailable(text, Refusal.NO_ENGINE)
         if not any(e.snapshot.can_hold(stream.job.sequence_len) for e in self._engines.values()):
-            return Unavailable(f"no engine that is large enough for this request came up {waited}")
+            text = f"no engine that is large enough for this request came up {waited}"
+            return Unavailable(text, Refusal.NO_ENGINE)
         return Overloaded(
             f"queued at the router: no engine had room {waited}; try again later",
             retry_after_s=limit / 10,
+            reason=Refusal.QUEUE_TIMEOUT,
         )
 
     # -- LinkListener --------------------------------------------------------------------------
@@ -470,12 +492,13 @@ class Dispatcher:
         if engine is None:
             return
         engine_id = engine.welcome.engine_id
+        self.counters.losses[link.lost_by] += 1
         logger.warning("engine %s is lost: %s", engine_id, reason)
         if self._by_id.get(engine_id) is engine:
             del self._by_id[engine_id]
             self.fleet.left(engine_id)
         for stream in list(engine.streams.values()):
-            self._replay(stream, f"engine {engine_id} is lost ({reason})")
+            self._replay(stream, link.lost_by, f"engine {engine_id} is lost ({reason})")
 
     def _take_failure(self, engine: _Engine, failure: Failure) -> None:
         stream = engine.streams.pop(failure.stream, None)
@@ -507,10 +530,10 @@ def _submit(number: int, stream: ActiveStream) -> Submit:
 
 def _status(engine: _Engine, now: float) -> EngineStatus:
     load = engine.snapshot.load
-    host, port = engine.link.address
+    host = engine.link.address[0]
     return EngineStatus(
         engine_id=engine.welcome.engine_id,
-        address=f"{host}:{port}",
+        address=f"{host}:{engine.link.address[1]}",
         epoch=engine.welcome.epoch,
         connected=engine.link.connected,
         blocks_total=load.blocks_total if load else 0,
@@ -522,4 +545,7 @@ def _status(engine: _Engine, now: float) -> EngineStatus:
         preemptions=load.preemptions if load else 0,
         frame_age_s=now - engine.link.last_frame_s,
         draining=engine.snapshot.draining,
+        step_s=load.step_s if load else 0.0,
+        recomputed_tokens=load.recomputed_tokens if load else 0,
+        metrics=f"{host}:{port}" if (port := engine.welcome.metrics_port) else "",
     )

@@ -11,6 +11,7 @@ from cluster.core.modelinfo import ModelInfo
 from cluster.core.outcome import FinishReason
 from cluster.core.plan import TokenLogprob
 from cluster.core.sampling import SamplingParams
+from cluster.metrics.facts import RouterFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,15 +119,11 @@ class EngineStatus:
     frame_age_s: float
     """Seconds since its newest frame."""
     draining: bool = False
-
-
-class QueueStatus(NamedTuple):
-    """What waits at the router for an engine with room. relief_moves: streams moved between engines
-    because blocks ran out, so far."""
-
-    queued: int
-    queued_tokens: int
-    relief_moves: int
+    step_s: float = 0.0
+    """Seconds per step, lately."""
+    recomputed_tokens: int = 0
+    metrics: str = ""
+    """Where it is scraped, host:port; "" for nowhere."""
 
 
 class Resumed(NamedTuple):
@@ -158,7 +155,7 @@ class TokenSource(Protocol):
 
     def engines(self) -> list[EngineStatus]: ...
 
-    def queue(self) -> QueueStatus: ...
+    def facts(self) -> RouterFacts: ...
 
     def drain(self, engine_id: str, undo: bool) -> int | None:
         """No new work for an engine, or work again: the sequences it still has; None if it is not

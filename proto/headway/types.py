@@ -172,13 +172,43 @@ class Engine:
     preemptions: int
     frame_age_s: float
     draining: bool = False
+    step_s: float = 0.0
+    recomputed_tokens: int = 0
+    metrics: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """Seconds, of the last minute at one router; None without observations. name: "ttft", "itl",
+    "tpot" or "gap", see admin.proto."""
+
+    name: str
+    observations: int
+    p50_s: float | None
+    p99_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """One router; see admin.proto."""
+
+    router_id: str
+    version: str
+    uptime_s: float
+    active_streams: int
+    ready: bool
+    queued: int
+    queued_tokens: int
+    relief_moves: int
+    metrics: str
+    tails: tuple[Tail, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
     """The fleet as one router sees it. model: None until a first engine has connected. queued,
     queued_tokens: what waits at the router for an engine with room. relief_moves: streams moved
-    between engines because blocks ran out."""
+    between engines because blocks ran out. routers: all there are, the one that answers first."""
 
     version: str
     uptime_s: float
@@ -189,6 +219,7 @@ class Status:
     queued: int = 0
     queued_tokens: int = 0
     relief_moves: int = 0
+    routers: tuple[Router, ...] = ()
 
 
 def generate_request(
@@ -410,6 +441,31 @@ def status_of(message: admin_pb2.GetStatusResponse) -> Status:
         queued=message.router.queued,
         queued_tokens=message.router.queued_tokens,
         relief_moves=message.router.relief_moves,
+        routers=tuple(_router_of(router) for router in (message.router, *message.peers)),
+    )
+
+
+def _router_of(message: admin_pb2.RouterStatus) -> Router:
+    return Router(
+        router_id=message.router_id,
+        version=message.version,
+        uptime_s=message.uptime_s,
+        active_streams=message.active_streams,
+        ready=message.ready,
+        queued=message.queued,
+        queued_tokens=message.queued_tokens,
+        relief_moves=message.relief_moves,
+        metrics=message.metrics,
+        tails=tuple(_tail_of(tail) for tail in message.tails),
+    )
+
+
+def _tail_of(message: admin_pb2.Tail) -> Tail:
+    return Tail(
+        name=message.name,
+        observations=message.observations,
+        p50_s=message.p50_s if message.HasField("p50_s") else None,
+        p99_s=message.p99_s if message.HasField("p99_s") else None,
     )
 
 
@@ -428,4 +484,7 @@ def _engine_of(message: admin_pb2.EngineStatus) -> Engine:
         preemptions=message.preemptions,
         frame_age_s=message.frame_age_s,
         draining=message.draining,
+        step_s=message.step_s,
+        recomputed_tokens=message.recomputed_tokens,
+        metrics=message.metrics,
     )

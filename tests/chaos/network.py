@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cluster.core.config import SchedulerConfig
+from cluster.core.outcome import LossCause
 from cluster.core.policies import PolicyChoice, make_scheduler
 from cluster.engine import loop as commands
 from cluster.engine.core import EngineCore, StepReport
@@ -144,6 +145,8 @@ class SimLink:
             2, identity.engine_id, identity.epoch, identity.model, identity.max_sequence_len, 6, 24
         )
         self._listener.on_up(self, self.welcome)  # type: ignore[arg-type]
+
+    lost_by = LossCause.CLOSED
 
     def disconnect(self, reason: str) -> None:
         """The router cuts; what was under way is lost in both directions."""

@@ -33,7 +33,9 @@ class PacedExecutor(ShadowExecutor):
 
     def submit(self, plan: StepPlan) -> FinishedStep:
         time.sleep(self.step_s)
-        return super().submit(plan)
+        step = super().submit(plan)
+        step.result.elapsed_s = self.step_s
+        return step
 
 
 class PacedLagging(LaggingShadow):
@@ -57,6 +59,7 @@ class Engine:
     step_s: float = 0.001
     policies: PolicyChoice = field(default_factory=PolicyChoice)
     step_log_folder: str | None = None
+    metrics_port: int | None = None
     executor_type: type[PacedExecutor] | type[PacedLagging] = PacedExecutor
 
     async def start(self, port: int = 0) -> tuple[str, int]:
@@ -69,6 +72,7 @@ class Engine:
             max_num_seqs=16,
             policies=self.policies,
             step_log_folder=self.step_log_folder,
+            metrics_port=self.metrics_port,
         )
         self.service = EngineService(self.executor, options)
         self.loop = self.service.loop

@@ -43,7 +43,7 @@ def test_victims_go_on_at_the_engine_with_room_and_keep_their_tokens():
     async def scenario():
         dispatcher, engines, preemptions = await crowd(max_moves=3)
         assert preemptions
-        assert dispatcher.queue().relief_moves > 0
+        assert dispatcher.facts().relief_moves > 0
         assert engines[1].loop.load.emitted_tokens > 0
         await dispatcher.close()
         for engine in engines:
@@ -55,7 +55,7 @@ def test_victims_go_on_at_the_engine_with_room_and_keep_their_tokens():
 def test_without_moves_they_wait_at_home():
     async def scenario():
         dispatcher, engines, _ = await crowd(max_moves=0)
-        assert dispatcher.queue().relief_moves == 0
+        assert dispatcher.facts().relief_moves == 0
         await dispatcher.close()
         for engine in engines:
             await engine.stop()
@@ -77,7 +77,7 @@ def test_a_high_priority_request_gets_in_on_a_full_fleet():
         streams = [await dispatcher.open(one) for one in low]
         reading = [asyncio.create_task(read_all(stream)) for stream in streams]
         async with asyncio_timeout(10):
-            while not dispatcher.queue().queued:
+            while not dispatcher.facts().queued:
                 await asyncio.sleep(0.01)
         urgent = replace(request(50, max_tokens=10, prompt_len=40), priority=9)
         stream = await dispatcher.open(urgent)

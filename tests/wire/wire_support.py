@@ -18,10 +18,10 @@ from cluster.core.modelinfo import ModelInfo
 from cluster.core.outcome import FinishReason
 from cluster.gateway.config import GatewayConfig, Limits
 from cluster.gateway.server import GatewayServer, build_server
+from cluster.metrics.facts import RouterCounters, RouterFacts
 from cluster.router.stream import (
     EngineStatus,
     GenerationRequest,
-    QueueStatus,
     Resumed,
     StreamTiming,
     TokenBatch,
@@ -121,6 +121,7 @@ class ScriptedSource:
     opened: list[ScriptedStream] = field(default_factory=list)
     open_streams: set[ScriptedStream] = field(default_factory=set)
     drained: list[tuple[str, bool]] = field(default_factory=list)
+    counters: RouterCounters = field(default_factory=RouterCounters)
 
     def ready(self) -> bool:
         return self.is_ready
@@ -139,8 +140,9 @@ class ScriptedSource:
     def forget(self, token: str) -> None:
         """Nothing is kept."""
 
-    def queue(self) -> QueueStatus:
-        return QueueStatus(3, 450, 7)
+    def facts(self) -> RouterFacts:
+        streams = len(self.open_streams)
+        return RouterFacts(streams, 3, 450, 7, 2 if self.is_ready else 0, 0, self.counters)
 
     def drain(self, engine_id: str, undo: bool) -> int | None:
         self.drained.append((engine_id, undo))

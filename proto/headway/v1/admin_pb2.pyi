@@ -26,17 +26,19 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("router", "model", "engines")
+    __slots__ = ("router", "model", "engines", "peers")
     ROUTER_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ENGINES_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
     router: RouterStatus
     model: _inference_pb2.Model
     engines: _containers.RepeatedCompositeFieldContainer[EngineStatus]
-    def __init__(self, router: _Optional[_Union[RouterStatus, _Mapping]] = ..., model: _Optional[_Union[_inference_pb2.Model, _Mapping]] = ..., engines: _Optional[_Iterable[_Union[EngineStatus, _Mapping]]] = ...) -> None: ...
+    peers: _containers.RepeatedCompositeFieldContainer[RouterStatus]
+    def __init__(self, router: _Optional[_Union[RouterStatus, _Mapping]] = ..., model: _Optional[_Union[_inference_pb2.Model, _Mapping]] = ..., engines: _Optional[_Iterable[_Union[EngineStatus, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[RouterStatus, _Mapping]]] = ...) -> None: ...
 
 class RouterStatus(_message.Message):
-    __slots__ = ("version", "uptime_s", "active_streams", "ready", "queued", "queued_tokens", "relief_moves")
+    __slots__ = ("version", "uptime_s", "active_streams", "ready", "queued", "queued_tokens", "relief_moves", "router_id", "metrics", "tails")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_STREAMS_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +46,9 @@ class RouterStatus(_message.Message):
     QUEUED_FIELD_NUMBER: _ClassVar[int]
     QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RELIEF_MOVES_FIELD_NUMBER: _ClassVar[int]
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    TAILS_FIELD_NUMBER: _ClassVar[int]
     version: str
     uptime_s: float
     active_streams: int
@@ -51,10 +56,25 @@ class RouterStatus(_message.Message):
     queued: int
     queued_tokens: int
     relief_moves: int
-    def __init__(self, version: _Optional[str] = ..., uptime_s: _Optional[float] = ..., active_streams: _Optional[int] = ..., ready: bool = ..., queued: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., relief_moves: _Optional[int] = ...) -> None: ...
+    router_id: str
+    metrics: str
+    tails: _containers.RepeatedCompositeFieldContainer[Tail]
+    def __init__(self, version: _Optional[str] = ..., uptime_s: _Optional[float] = ..., active_streams: _Optional[int] = ..., ready: bool = ..., queued: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., relief_moves: _Optional[int] = ..., router_id: _Optional[str] = ..., metrics: _Optional[str] = ..., tails: _Optional[_Iterable[_Union[Tail, _Mapping]]] = ...) -> None: ...
+
+class Tail(_message.Message):
+    __slots__ = ("name", "observations", "p50_s", "p99_s")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OBSERVATIONS_FIELD_NUMBER: _ClassVar[int]
+    P50_S_FIELD_NUMBER: _ClassVar[int]
+    P99_S_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    observations: int
+    p50_s: float
+    p99_s: float
+    def __init__(self, name: _Optional[str] = ..., observations: _Optional[int] = ..., p50_s: _Optional[float] = ..., p99_s: _Optional[float] = ...) -> None: ...
 
 class EngineStatus(_message.Message):
-    __slots__ = ("engine_id", "address", "epoch", "connected", "blocks_total", "blocks_free", "running", "waiting", "step", "tokens_per_s", "preemptions", "frame_age_s", "draining")
+    __slots__ = ("engine_id", "address", "epoch", "connected", "blocks_total", "blocks_free", "running", "waiting", "step", "tokens_per_s", "preemptions", "frame_age_s", "draining", "step_s", "recomputed_tokens", "metrics")
     ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -68,6 +88,9 @@ class EngineStatus(_message.Message):
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     FRAME_AGE_S_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
     engine_id: str
     address: str
     epoch: int
@@ -81,4 +104,7 @@ class EngineStatus(_message.Message):
     preemptions: int
     frame_age_s: float
     draining: bool
-    def __init__(self, engine_id: _Optional[str] = ..., address: _Optional[str] = ..., epoch: _Optional[int] = ..., connected: bool = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., step: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., preemptions: _Optional[int] = ..., frame_age_s: _Optional[float] = ..., draining: bool = ...) -> None: ...
+    step_s: float
+    recomputed_tokens: int
+    metrics: str
+    def __init__(self, engine_id: _Optional[str] = ..., address: _Optional[str] = ..., epoch: _Optional[int] = ..., connected: bool = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., step: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., preemptions: _Optional[int] = ..., frame_age_s: _Optional[float] = ..., draining: bool = ..., step_s: _Optional[float] = ..., recomputed_tokens: _Optional[int] = ..., metrics: _Optional[str] = ...) -> None: ...

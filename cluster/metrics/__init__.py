@@ -1,0 +1,1 @@
+"""What an operator measures: every metric of routers and engines, how it is counted and served."""
