@@ -9,6 +9,7 @@ from cluster.core.errors import ConfigError
 from cluster.core.policies import PolicyChoice
 from cluster.fleet.dispatch import FleetSettings
 from cluster.fleet.placements.registry import make_placement
+from cluster.fleet.scaling import ScalingSettings
 from cluster.gateway.config import GatewayConfig
 from cluster.hop.service import DEFAULT_POLICIES
 
@@ -20,6 +21,10 @@ class ServeSettings:
     as its tensor_parallel_size. hop_host: interface on which engines take in routers; None is the
     node's address, as Ray knows it. policies: of each engine's scheduler. step_log_folder: see
     EngineOptions. placement, fleet: of each router (fleet.placements, fleet.dispatch).
+    scaling: None keeps `engines` engines. engine_drain_s, router_drain_s: how long a replica that
+    is replaced or scaled in may go on with what it has. routers_per_node: at most so many on one
+    node; 0 does not look at nodes. generation: another one replaces all replicas, whatever else is
+    the same.
     """
 
     worker: WorkerConfig
@@ -34,6 +39,11 @@ class ServeSettings:
     step_log_folder: str | None = None
     placement: str = "least-outstanding"
     fleet: FleetSettings = field(default_factory=FleetSettings)
+    scaling: ScalingSettings | None = None
+    engine_drain_s: float = 60.0
+    router_drain_s: float = 300.0
+    routers_per_node: int = 0
+    generation: str = ""
 
     def __post_init__(self) -> None:
         for name in ("engines", "routers"):

@@ -1,4 +1,5 @@
-"""The coordinator: a named actor that knows which engines exist. Never in a token's path."""
+"""The coordinator: a named actor that knows which engines exist and what waits for them. Never in a
+token's path."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from typing import Any
 
 import ray
 
-from cluster.fleet.registry import EngineRecord, EngineRegistry
+from cluster.fleet.registry import DemandBoard, Directory, EngineRecord, EngineRegistry
+from cluster.fleet.scaling import FleetDemand
 
 logger = logging.getLogger(__name__)
 
@@ -31,20 +33,32 @@ class StartupReport:
 
 
 class Coordinator:
-    """State that its engines tell again within a second; safe to restart at any time."""
+    """State that engines and routers tell again within a second; safe to restart at any time."""
 
     def __init__(self) -> None:
         self._registry = EngineRegistry()
+        self._demand = DemandBoard()
         self._reports: dict[str, StartupReport] = {}
+        self._ending = False
 
-    def renew(self, record: EngineRecord) -> bool:
-        return self._registry.renew(record, time.monotonic())
+    def end(self) -> None:
+        self._ending = True
+
+    def ending(self) -> bool:
+        return self._ending
+
+    def renew(self, record: EngineRecord) -> FleetDemand:
+        now = time.monotonic()
+        self._registry.renew(record, now)
+        return self._demand.total(now)
 
     def remove(self, engine_id: str, epoch: int) -> None:
         self._registry.remove(engine_id, epoch)
 
-    def engines(self) -> list[EngineRecord]:
-        return self._registry.alive(time.monotonic())
+    def follow(self, router_id: str, demand: FleetDemand) -> Directory:
+        now = time.monotonic()
+        self._demand.tell(router_id, demand, now)
+        return self._registry.directory(now)
 
     def report(self, report: StartupReport) -> None:
         self._reports[report.source] = report
@@ -62,15 +76,25 @@ class CoordinatorClient:
     def __init__(self) -> None:
         self._actor: Any = None
 
-    def renew(self, record: EngineRecord) -> bool:
-        return bool(self._call("renew", record))
+    def renew(self, record: EngineRecord) -> FleetDemand:
+        """Keep an engine's lease; what waits at all routers."""
+        demand: FleetDemand = self._call("renew", record)
+        return demand
+
+    def end(self) -> None:
+        """Everything is going to stop, not only this replica or that."""
+        self._call("end")
+
+    def ending(self) -> bool:
+        return bool(self._call("ending"))
 
     def remove(self, engine_id: str, epoch: int) -> None:
         self._call("remove", engine_id, epoch)
 
-    def engines(self) -> list[EngineRecord]:
-        records: list[EngineRecord] = self._call("engines")
-        return records
+    def follow(self, router_id: str, demand: FleetDemand) -> Directory:
+        """Tell what waits at a router; the engines that there are."""
+        directory: Directory = self._call("follow", router_id, demand)
+        return directory
 
     def report(self, report: StartupReport) -> None:
         """Best effort: a start must not fail because nobody can be told about it."""

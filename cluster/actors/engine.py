@@ -11,20 +11,24 @@ from ray import serve
 
 from cluster.actors.coordinator import CoordinatorClient, StartupReport
 from cluster.actors.loop_thread import LoopThread
+from cluster.actors.scaling import published
 from cluster.core.errors import HeadwayError
+from cluster.core.modelinfo import ModelInfo
 from cluster.fleet.registry import EngineRecord
+from cluster.fleet.scaling import EngineUse, FleetDemand
 
 logger = logging.getLogger(__name__)
 
 LEASE_PERIOD_S = 1.0
-DRAIN_GRACE_S = 15.0
-"""What is not finished by then goes on at another engine."""
 
 
 class Engine(Protocol):
     """What the replica runs (hop.service.EngineService)."""
 
     epoch: int
+    model: ModelInfo
+
+    def use(self) -> EngineUse: ...
 
     async def start(self) -> int: ...
 
@@ -48,14 +52,16 @@ class EngineFactory(Protocol):
 class EngineReplica:
     """Loads, registers, and keeps its lease until it is stopped.
 
-    host: interface to take in routers on; None is this node's address.
+    host: interface to take in routers on; None is this node's address. drain_s: what has not ended
+    by then, when this replica is to go, goes on at another engine.
     """
 
-    def __init__(self, build: EngineFactory, host: str | None) -> None:
+    def __init__(self, build: EngineFactory, host: str | None, drain_s: float) -> None:
         logging.basicConfig(level=logging.INFO)
         self._engine_id = f"engine-{serve.get_replica_context().replica_id.unique_id}"
         self._coordinator = CoordinatorClient()
         self._stopping = threading.Event()
+        self._drain_s = drain_s
         host = host or _node_address()
         try:
             self._engine = build(self._engine_id, host, self._progress)
@@ -64,7 +70,10 @@ class EngineReplica:
             raise
         self._loop = LoopThread("hop")
         port = self._loop.run(self._engine.start())
-        self._record = EngineRecord(self._engine_id, host, port, self._engine.epoch)
+        self._record = EngineRecord(
+            self._engine_id, host, port, self._engine.epoch, self._engine.model
+        )
+        self._demand = FleetDemand()
         self._keeper = threading.Thread(target=self._keep_lease, name="lease", daemon=True)
         self._keeper.start()
         self._progress("ready", 1.0)
@@ -76,13 +85,23 @@ class EngineReplica:
         if problem is not None:
             raise RuntimeError(problem)
 
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Called by Serve, for its autoscaling policy (actors.scaling)."""
+        model = self._engine.model
+        pool_tokens = model.num_blocks * model.block_size
+        return published(self._engine.use(), pool_tokens, self._demand)
+
+    def wake(self) -> None:
+        """Called by routers that have work and no engine: that somebody asks is all there is to
+        it, it makes Serve start one."""
+
     def __del__(self) -> None:
         # Serve calls this at shutdown, also when the constructor did not get to its end.
         if not hasattr(self, "_record") or self._stopping.is_set():
             return
         self._stopping.set()
         # Scale-in, a rolling update or the end of all: what is under way is finished first.
-        self._loop.run(self._engine.drain(DRAIN_GRACE_S), timeout_s=DRAIN_GRACE_S + 5.0)
+        self._loop.run(self._engine.drain(self._drain_s), timeout_s=self._drain_s + 5.0)
         self._loop.run(self._engine.stop("the engine shuts down"), timeout_s=20.0)
         try:
             self._coordinator.remove(self._engine_id, self._record.epoch)
@@ -96,7 +115,7 @@ class EngineReplica:
     def _keep_lease(self) -> None:
         while not self._stopping.is_set():
             try:
-                self._coordinator.renew(self._record)
+                self._demand = self._coordinator.renew(self._record)
             except Exception:
                 logger.warning("lease not renewed; routers go on with what they know")
             self._stopping.wait(LEASE_PERIOD_S)

@@ -11,10 +11,14 @@ from ray import serve
 from cluster.actors.coordinator import CoordinatorClient, StartupReport
 from cluster.actors.loop_thread import LoopThread
 from cluster.core.errors import HeadwayError
+from cluster.fleet.registry import Directory
+from cluster.fleet.scaling import FleetDemand
 
 logger = logging.getLogger(__name__)
 
 DIRECTORY_PERIOD_S = 0.5
+END_GRACE_S = 5.0
+"""For the streams of an application that stops as a whole."""
 SERVING = "serving"
 """Stage of a router that has an engine."""
 
@@ -26,25 +30,43 @@ class Router(Protocol):
 
     def ready(self) -> bool: ...
 
-    async def set_engines(self, addresses: set[tuple[str, int]]) -> None: ...
+    async def refresh(self, directory: Directory) -> FleetDemand:
+        """The engines that there are; what waits for one here."""
 
-    async def stop(self) -> None: ...
+    async def stop(self, grace_s: float) -> None: ...
 
 
 class RouterFactory(Protocol):
     async def __call__(self, router_id: str) -> Router: ...
 
 
+class Waker:
+    """Asks Serve for an engine while requests wait and there is none (scaled to zero)."""
+
+    def __init__(self, engines: Any) -> None:
+        self._engines = engines
+        self._asked: Any = None
+
+    def look(self, demand: FleetDemand, directory: Directory) -> None:
+        if directory.engines or not demand.queued:
+            self._asked = None
+        elif self._asked is None:
+            # Kept, not awaited: Serve counts it as a request that waits for a replica.
+            self._asked = self._engines.wake.remote()
+
+
 class RouterReplica:
     """Runs the router and tells it which engines exist.
 
-    engines: the engines' deployment handle; it makes Serve deploy them in the same application,
-    and is never called: tokens have a path of their own.
+    engines: the engines' deployment handle. It makes Serve deploy them in the same application, and
+    is called only to wake an engine where there is none: tokens have a path of their own. drain_s:
+    how long streams may go on when this replica is replaced.
     """
 
-    def __init__(self, build: RouterFactory, engines: Any) -> None:
+    def __init__(self, build: RouterFactory, engines: Any, drain_s: float) -> None:
         logging.basicConfig(level=logging.INFO)
-        self._engines = engines
+        self._waker = Waker(engines)
+        self._drain_s = drain_s
         self._router_id = f"router-{serve.get_replica_context().replica_id.unique_id}"
         self._coordinator = CoordinatorClient()
         self._stopping = threading.Event()
@@ -71,11 +93,19 @@ class RouterReplica:
         if not hasattr(self, "_router") or self._stopping.is_set():
             return
         self._stopping.set()
-        self._loop.run(self._router.stop(), timeout_s=30.0)
+        grace_s = END_GRACE_S if self._end_of_all() else self._drain_s
+        self._loop.run(self._router.stop(grace_s), timeout_s=grace_s + 20.0)
         self._loop.stop()
 
+    def _end_of_all(self) -> bool:
+        """Whether the whole application stops: nobody will be here for the streams' sequel."""
+        try:
+            return self._coordinator.ending()
+        except Exception:
+            return True
+
     def _follow_engines(self) -> None:
-        told = False
+        told, demand = False, FleetDemand()
         while not self._stopping.is_set():
             try:
                 if not told and self._router.ready():
@@ -84,8 +114,9 @@ class RouterReplica:
                         StartupReport(self._router_id, SERVING, 1.0, port=port)
                     )
                     told = True
-                addresses = {record.address for record in self._coordinator.engines()}
-                self._loop.run(self._router.set_engines(addresses), timeout_s=10.0)
+                directory = self._coordinator.follow(self._router_id, demand)
+                demand = self._loop.run(self._router.refresh(directory), timeout_s=10.0)
+                self._waker.look(demand, directory)
             except Exception:
                 logger.warning("no news of engines; going on with what is known", exc_info=True)
             self._stopping.wait(DIRECTORY_PERIOD_S)

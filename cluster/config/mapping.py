@@ -12,6 +12,7 @@ from cluster.core.policies import PolicyChoice
 from cluster.fleet.dispatch import FleetSettings
 from cluster.fleet.gate import GateSettings
 from cluster.fleet.relief import ReliefSettings
+from cluster.fleet.scaling import ScalingSettings
 from cluster.gateway.config import GatewayConfig, Limits, TlsFiles
 from cluster.settings import ServeSettings
 
@@ -22,6 +23,8 @@ DYNAMIC_DELAY_MS = 50.0
 STATIC_WAIT_MS = 1000.0
 """A server's arrivals may dry up: then a static batch starts as it is."""
 MIN_SECRET_CHARS = 16
+DEFAULT_CPU_SHARE = 0.1
+"""Of a machine's free memory, for KV caches."""
 
 
 def serve_settings(values: Configured, model_folder: Path, gpus: int) -> ServeSettings:
@@ -40,6 +43,10 @@ def serve_settings(values: Configured, model_folder: Path, gpus: int) -> ServeSe
         watermark=values["engine.watermark"],
         placement=values["router.placement"],
         fleet=fleet_settings(values),
+        scaling=scaling_settings(values),
+        engine_drain_s=values["rollout.engine_drain"],
+        router_drain_s=values["rollout.router_drain"],
+        routers_per_node=values["fleet.routers_per_node"],
     )
 
 
@@ -74,7 +81,7 @@ def kv_memory_share(values: Configured, gpus: int) -> float:
     if gpus:
         return 0.85 if given is None else given
     engines: int = values["fleet.engines"]
-    return (0.1 if given is None else given) / engines
+    return (DEFAULT_CPU_SHARE if given is None else given) / engines
 
 
 def gateway_config(values: Configured) -> GatewayConfig:
@@ -123,6 +130,22 @@ def fleet_settings(values: Configured) -> FleetSettings:
         ttft_objective_s=values["router.ttft_objective"],
     )
     return FleetSettings(gate, ReliefSettings(max_moves=values["router.max_moves"]))
+
+
+def scaling_settings(values: Configured) -> ScalingSettings | None:
+    """None without autoscaling."""
+    most: int | None = values["autoscaling.max_engines"]
+    if most is None:
+        return None
+    return ScalingSettings(
+        min_engines=values["autoscaling.min_engines"],
+        max_engines=most,
+        target_load=values["autoscaling.target_load"],
+        ttft_objective_s=values["autoscaling.scale_ttft"],
+        up_delay_s=values["autoscaling.up_delay"],
+        down_delay_s=values["autoscaling.down_delay"],
+        zero_delay_s=values["autoscaling.zero_delay"],
+    )
 
 
 def hop_secret(values: Configured) -> str:

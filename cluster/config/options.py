@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from cluster.config.option import Option
 from cluster.config.tables.engine import ENGINE, SCHEDULING
+from cluster.config.tables.scaling import AUTOSCALING, ROLLOUT
 from cluster.config.tables.serving import FLEET, FRONT_DOOR, MODEL, ROUTER
 
 SECTIONS = {
@@ -16,10 +17,21 @@ SECTIONS = {
     "engine": "one engine: device, kernels, memory, limits of a step",
     "scheduling": "what an engine computes next",
     "router": "which engine a request goes to, and who has to wait or is refused",
+    "autoscaling": "how many engines, when that depends on what there is to do",
+    "rollout": "how engines and routers give way to others",
 }
 """Sections of the file, in its order, with what they are about."""
 
-OPTIONS: tuple[Option, ...] = (*MODEL, *FLEET, *FRONT_DOOR, *ENGINE, *SCHEDULING, *ROUTER)
+OPTIONS: tuple[Option, ...] = (
+    *MODEL,
+    *FLEET,
+    *FRONT_DOOR,
+    *ENGINE,
+    *SCHEDULING,
+    *ROUTER,
+    *AUTOSCALING,
+    *ROLLOUT,
+)
 
 BY_NAME = {option.name: option for option in OPTIONS}
 """By "section.key"."""

@@ -20,6 +20,9 @@ from cluster.fleet.relief import Relief, ReliefSettings, Waiting
 from cluster.fleet.snapshot import EngineSnapshot
 from cluster.fleet.waiting import WaitingJobs
 
+_TYPICAL_TOKENS = 256
+"""Prompt of a newcomer, while there is none to go by."""
+
 
 class Courier(Protocol):
     """Carries decisions out."""
@@ -195,6 +198,13 @@ class Fleet:
             job.moves += 1
             self.moved += 1
             self._send(job, target, now)
+
+    def predicted_ttft_s(self, now: float) -> float:
+        """Seconds to the first token of a newcomer as long as those who wait, or as a turn."""
+        waiting = self.waiting
+        tokens = waiting.tokens // len(waiting) if waiting else _TYPICAL_TOKENS
+        newcomer = Job(tokens, tokens)
+        return self.gate.wait_s(newcomer, waiting, now) + self._prefill_s(newcomer)
 
     def _prefill_s(self, job: Job) -> float:
         """Seconds to the first token at the quickest of some engines."""

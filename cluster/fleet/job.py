@@ -14,8 +14,8 @@ class Job:
     tokens: prompt and emitted ones, to be computed where it is placed. sequence_len: prompt +
     max_tokens. prompt_ids: for placements that look for a shared prefix; may be empty. session: for
     those that keep a session together, "" for none. ttft_objective_s: when its first token is
-    wanted, from its arrival. weights: what it was begun with (ModelInfo.weights), "" before that; it
-    stays with them while there are engines that have them. moves: how often relief has moved it.
+    wanted, from its arrival. weights: what it was begun with (ModelInfo.weights), "" before that;
+    it stays with them while there are engines that have them. moves: how often relief has moved it.
     """
 
     tokens: int

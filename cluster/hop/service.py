@@ -17,6 +17,7 @@ from cluster.engine.core import EngineCore
 from cluster.engine.executor import Executor
 from cluster.engine.loop import NO_OBSERVER, EngineLoop
 from cluster.engine.steplog import RecordingCore
+from cluster.fleet.scaling import EngineUse
 from cluster.hop.server import EngineIdentity, HopServer
 from cluster.metrics.engine import EngineMetrics
 from cluster.metrics.facts import EngineFacts
@@ -70,6 +71,7 @@ class EngineService:
             max_preemptions=options.max_preemptions,
         )
         self.epoch = time.time_ns() // 1_000_000
+        self.model = info
         self.port = 0
         self._options = options
         self._step_log: IO[bytes] | None = None
@@ -108,6 +110,16 @@ class EngineService:
             raise ConfigError(f"step log {path}: {error.strerror}") from error
         logger.warning("the step log %s will contain prompts and outputs as token ids", path)
         return RecordingCore(policies, config, self._step_log)
+
+    def use(self) -> EngineUse:
+        """How much of this engine is taken, for autoscaling."""
+        load, model = self.loop.load, self.model
+        pool_tokens = model.num_blocks * model.block_size
+        held = 1.0 - load.blocks_free / max(load.blocks_total, 1)
+        return EngineUse(
+            outstanding=held + load.waiting_tokens / pool_tokens,
+            lanes=(load.running + load.waiting) / self._options.max_num_seqs,
+        )
 
     async def start(self) -> int:
         """Returns the port on which routers are taken in."""

@@ -32,6 +32,7 @@ from cluster.fleet.dispatch import Fleet, FleetSettings
 from cluster.fleet.job import Job
 from cluster.fleet.placements.base import Placement
 from cluster.fleet.relief import Waiting
+from cluster.fleet.scaling import FleetDemand
 from cluster.fleet.snapshot import EngineCapacity, EngineSnapshot
 from cluster.fleet.token_log import SequenceGap
 from cluster.hop.link import EngineLink, LinkListener, LinkSettings
@@ -66,6 +67,7 @@ class DispatcherSettings:
     slow_reader_s: how long it may stay so before the stream is ended.
     max_replays: moves to another engine at most, so that a request that kills engines ends.
     tokenizer: see tokenizer_digest(); engines with another one are not taken, "" takes any.
+    min_engines: fewer, and this router is not ready; 0 where the first request starts one.
     """
 
     max_streams: int = 1024
@@ -74,6 +76,7 @@ class DispatcherSettings:
     slow_reader_s: float = 30.0
     max_replays: int = 8
     tokenizer: str = ""
+    min_engines: int = 1
 
 
 class _Engine:
@@ -139,6 +142,17 @@ class Dispatcher:
             if not self._links[address].connected:
                 await self._links.pop(address).close()
 
+    def expect(self, model: ModelInfo) -> None:
+        """What the fleet serves, for requests that come before the first engine does."""
+        if self._model is None and not self._unfit(model):
+            self._model = model
+
+    def demand(self) -> FleetDemand:
+        """What waits here, for whoever decides how many engines there should be."""
+        waiting = self.fleet.waiting
+        ttft_s = self.fleet.predicted_ttft_s(time.monotonic())
+        return FleetDemand(len(waiting), waiting.tokens, ttft_s)
+
     def end_streams(self) -> None:
         """End every stream with Unavailable and take no more. The engines keep those that can be
         resumed: no Abort goes out for them, their connection just ends."""
@@ -171,7 +185,7 @@ class Dispatcher:
         return len(self._active)
 
     def ready(self) -> bool:
-        return bool(self._engines) and not self._closing
+        return len(self._engines) >= self.settings.min_engines and not self._closing
 
     def engines(self) -> list[EngineStatus]:
         now = time.monotonic()
@@ -296,6 +310,7 @@ class Dispatcher:
                 "request %s goes on with other weights, from token %d: no engine has its own",
                 stream.request.request_id,
                 len(stream.log.emitted),
+                extra={"request_id": stream.request.request_id},
             )
         producer = Producer(target.link, number, stream.log.open_epoch())
         stream.place(producer, engine.engine_id)
@@ -312,6 +327,7 @@ class Dispatcher:
             "request %s moves to another engine at token %d: its own is out of blocks",
             stream.request.request_id,
             len(stream.log.emitted),
+            extra={"request_id": stream.request.request_id},
         )
 
     def _abort(self, stream: ActiveStream) -> None:
@@ -340,6 +356,7 @@ class Dispatcher:
             stream.request.request_id,
             len(stream.log.emitted),
             reason,
+            extra={"request_id": stream.request.request_id},
         )
         self.fleet.again(stream.job, time.monotonic())
 

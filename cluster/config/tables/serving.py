@@ -10,6 +10,7 @@ from cluster.fleet.placements.registry import PLACEMENTS
 from cluster.fleet.relief import MAX_MOVES
 from cluster.gateway.config import DEFAULT_ADDRESS
 from cluster.gateway.config import Limits as Front
+from workers.sources import SOURCES
 
 _FLEET = FleetSettings()
 _FRONT = Front()
@@ -24,7 +25,9 @@ MODEL = (
         "path",
         PATH,
         None,
-        "Hugging Face folder (config.json, *.safetensors, tokenizer.json)",
+        "Hugging Face folder (config.json, *.safetensors, tokenizer.json), or the name of a model "
+        "that `headway pull` knows",
+        choices=tuple(SOURCES),
         unit="PATH",
         unset="the embedded SmolLM2-135M-Instruct, fetched once",
         example="/models/my-llama",
@@ -64,6 +67,14 @@ FLEET = (
         1,
         "routers; those of one node share the address",
         limits=at_least(1),
+        unit="N",
+    ),
+    _fleet(
+        "routers_per_node",
+        INTEGER,
+        0,
+        "routers on one node at most; 1 without a number of routers starts one on every node",
+        limits=at_least(0),
         unit="N",
     ),
     _fleet(
