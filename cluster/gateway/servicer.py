@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import time
-import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import grpc.aio
 
-from cluster.core.errors import Overloaded, Unavailable
+from cluster.core.errors import Unavailable
 from cluster.core.modelinfo import ModelInfo
 from cluster.core.outcome import FinishReason, Refusal
 from cluster.gateway import mapping
+from cluster.gateway.calls import Call, observed
 from cluster.gateway.config import Limits
 from cluster.gateway.encoding import EncodePool
 from cluster.gateway.interceptors import caller_of
@@ -62,11 +62,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     # would run its `finally` whenever it is collected, a cancelled coroutine runs it at once.
 
     async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> None:
-        work = self._generate(request, caller_of(context), context.write)
-        await answer(context, self._counting_refusals(work))
+        call = Call("Generate")
+        work = self._generate(call, request, caller_of(context), context.write)
+        await answer(context, observed(call, self._meter, work))
 
     async def Resume(self, request: inference_pb2.ResumeRequest, context: Context) -> None:
-        await answer(context, self._counting_refusals(self._resume(request, context.write)))
+        call = Call("Resume")
+        work = self._resume(call, request, context.write)
+        await answer(context, observed(call, self._meter, work))
 
     async def Forget(
         self, request: inference_pb2.ForgetRequest, context: Context
@@ -106,44 +109,43 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             else:
                 response.finished.CopyFrom(event.finished)
 
-        await self._counting_refusals(self._generate(request, caller, collect))
+        call = Call("Complete")
+        await observed(call, self._meter, self._generate(call, request, caller, collect))
         response.text = "".join(texts)
         return response
 
     async def _generate(
-        self, request: inference_pb2.GenerateRequest, caller: str, send: Send
+        self, call: Call, request: inference_pb2.GenerateRequest, caller: str, send: Send
     ) -> None:
-        arrived_s = time.monotonic()
-        prepared = await self._prepare(request, caller)
+        prepared = await self._prepare(call, request, caller)
         stream = await self._source.open(prepared.request)
-        meter = self._meter.stream(arrived_s, len(prepared.request.prompt_ids))
-        await self._read(prepared, stream, send, meter)
+        meter = self._meter.stream(call.arrived_s, len(prepared.request.prompt_ids))
+        await self._read(call, prepared, stream, send, meter)
 
-    async def _resume(self, request: inference_pb2.ResumeRequest, send: Send) -> None:
-        arrived_s, model = time.monotonic(), self._model("")
+    async def _resume(self, call: Call, request: inference_pb2.ResumeRequest, send: Send) -> None:
+        model = self._model("")
         resumed = await self._source.resume(request.resume_token, request.next_index)
-        meter = self._meter.resumed(arrived_s)
-        await self._read(_Prepared(model, resumed.request), resumed.stream, send, meter)
-
-    async def _counting_refusals(self, work: Awaitable[None]) -> None:
-        try:
-            await work
-        except (Overloaded, Unavailable) as error:
-            self._meter.refused(error.reason)
-            raise
+        meter = self._meter.resumed(call.arrived_s)
+        await self._read(call, _Prepared(model, resumed.request), resumed.stream, send, meter)
 
     async def _read(
-        self, prepared: _Prepared, stream: TokenStream, send: Send, meter: StreamMeter
+        self,
+        call: Call,
+        prepared: _Prepared,
+        stream: TokenStream,
+        send: Send,
+        meter: StreamMeter,
     ) -> None:
         """The one path of an output, new or resumed: every event goes to `send`, in order."""
         opened = time.monotonic()
         request = prepared.request
+        call.prompt_tokens, call.timing = len(request.prompt_ids), stream.timing
         try:
             await send(mapping.accepted_event(request, prepared.model, stream.resume_token))
             output = OutputText(self._tokenizer.detokenizer(), _rules(request))
             # What was delivered before: the reader has its text.
             output.feed(request.emitted_ids)
-            reason, matched, sent = await _pump(stream, output, send, meter)
+            reason, matched = await _pump(call, stream, output, send, meter)
             timing = stream.timing
             if timing.total_s is None:
                 # The source does not see the end when a stop string decides it here.
@@ -151,7 +153,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             stream.end()
             usage = inference_pb2.Usage(
                 prompt_tokens=len(request.prompt_ids),
-                completion_tokens=len(request.emitted_ids) + sent,
+                completion_tokens=len(request.emitted_ids) + call.output_tokens,
             )
             meter.finished(reason, timing.queue_s)
             await send(mapping.finished_event(reason, matched, usage, timing))
@@ -159,7 +161,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             meter.over(time.monotonic())
             stream.leave()
 
-    async def _prepare(self, request: inference_pb2.GenerateRequest, caller: str) -> _Prepared:
+    async def _prepare(
+        self, call: Call, request: inference_pb2.GenerateRequest, caller: str
+    ) -> _Prepared:
         """Cheap checks first; tokenising is the expensive one. caller: see caller_of()."""
         model = self._model(request.model)
         prompt = mapping.prompt_of(request)
@@ -169,7 +173,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         params = mapping.fit(sampling, prompt, prompt_ids, model)
         mapping.check_emitted(delivery.emitted_ids, params)
         accepted = GenerationRequest(
-            uuid.uuid4().hex,
+            call.request_id,
             tuple(prompt_ids),
             params,
             tenant=f"{caller}/{delivery.tenant}" if caller else delivery.tenant,
@@ -215,13 +219,12 @@ def _rules(request: GenerationRequest) -> StopRules:
 
 
 async def _pump(
-    stream: TokenStream, output: OutputText, send: Send, meter: StreamMeter
-) -> tuple[FinishReason, str | int | None, int]:
-    """Send Deltas until the output ends: why it did, what it matched, how many ids were sent.
+    call: Call, stream: TokenStream, output: OutputText, send: Send, meter: StreamMeter
+) -> tuple[FinishReason, str | int | None]:
+    """Send Deltas until the output ends: why it did, and what it matched.
 
     Whatever has queued up since the last write goes out as one message.
     """
-    sent = 0
     while True:
         batch = await stream.next()
         piece = output.feed(batch.token_ids)
@@ -233,9 +236,9 @@ async def _pump(
             if matched is not None:
                 reason = FinishReason.STOP
         if piece.accepted or text:
-            sent += piece.accepted
+            call.output_tokens += piece.accepted
             if piece.accepted:
                 meter.tokens(piece.accepted, time.monotonic())
             await send(mapping.delta_event(batch, piece.accepted, text))
         if reason is not None:
-            return reason, matched, sent
+            return reason, matched
