@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from cluster.commands import (
     bench,
     chat,
+    config,
+    deploy,
+    doctor,
     drain,
     generate,
     loadtest,
@@ -29,6 +32,9 @@ EXIT_INTERRUPTED = 130
 
 COMMANDS = (
     serve,
+    deploy,
+    config,
+    doctor,
     pull,
     generate,
     chat,

@@ -52,12 +52,20 @@ def check_memory(needed_bytes: int) -> None:
         )
 
 
+def free_shared_memory(shm: Path = SHM) -> int | None:
+    """Bytes; None where there is no such thing."""
+    return shutil.disk_usage(shm).free if shm.is_dir() else None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches it."""
+    return host.strip("[]") in ("localhost", "::1") or host.startswith("127.")
+
+
 def check_shared_memory(shm: Path = SHM) -> None:
     """Ray's object store lives in shared memory; containers often give it 64 MiB."""
-    if not shm.is_dir():
-        return
-    free = shutil.disk_usage(shm).free
-    if free < MIN_SHM_BYTES:
+    free = free_shared_memory(shm)
+    if free is not None and free < MIN_SHM_BYTES:
         raise ConfigError(
             f"{shm} has {free >> 20} MiB free, {MIN_SHM_BYTES >> 20} MiB are needed; "
             "start the container with --shm-size=1g or free it"

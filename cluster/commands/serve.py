@@ -17,8 +17,10 @@ from cluster import preflight
 from cluster.config.flags import add_config_flags, flags_of
 from cluster.config.load import Configured, load_settings
 from cluster.config.mapping import gateway_config
+from cluster.core.errors import ConfigError
 from cluster.gateway.config import DEFAULT_ADDRESS
 from cluster.progress import StageLines, Timeline
+from workers.cachedir import default_cache_dir
 
 if TYPE_CHECKING:
     from cluster.local_cluster import LocalCluster
@@ -51,9 +53,7 @@ def run(args: argparse.Namespace) -> int:
     preflight.check_shared_memory()
     model = model_folder(configured, say)
     preflight.check_memory(sum(f.stat().st_size for f in model.glob("*.safetensors")))
-    settings = local_settings(configured, model)
-    with configured.naming_sources():
-        settings = checked(settings)
+    settings = checked(configured, local_settings(configured, model))
     stop = StopSignal()
     stop.listen()
     with LocalCluster(settings, say) as cluster:
@@ -67,13 +67,22 @@ def run(args: argparse.Namespace) -> int:
 
 
 def model_folder(configured: Configured, say: Any) -> Path:
-    """The folder to serve; the embedded model is fetched, with what happens said."""
-    given: Path | None = configured["model.path"]
-    if given is not None:
-        return given.resolve()
-    from workers.pull import default_cache_dir, pull_default
+    """The folder to serve; a model that `headway pull` knows is fetched, with what happens said.
 
-    return pull_default(default_cache_dir(), StageLines(say, "model: "))
+    Raises ConfigError for one whose terms nobody has accepted, PullError.
+    """
+    from workers import manifest
+    from workers.sources import DEFAULT, SOURCES
+
+    given: Path | str = configured["model.path"] or DEFAULT.name
+    if isinstance(given, Path):
+        return given.resolve()
+    source, cache = SOURCES[given], default_cache_dir()
+    if source.terms and manifest.objection(cache / "models" / source.name) is not None:
+        raise ConfigError(f"{given} is not here: `headway pull {given}` says what to accept first")
+    from workers.pull import pull
+
+    return pull(source, cache, StageLines(say, "model: "))
 
 
 def local_settings(configured: Configured, model: Path) -> ServeSettings:
@@ -83,19 +92,20 @@ def local_settings(configured: Configured, model: Path) -> ServeSettings:
     return dataclasses.replace(settings, hop_host=settings.hop_host or LOOPBACK)
 
 
-def checked(settings: ServeSettings) -> ServeSettings:
-    """What a worker or a router would refuse is refused before anything is started.
+def checked(configured: Configured, settings: ServeSettings) -> ServeSettings:
+    """What a worker or a router would refuse, or this machine has no room for, is refused before
+    anything is started.
 
     On CPU the number of blocks is settled here; on a GPU each engine finds it out on its own.
     """
-    from cluster.gateway.server import check_gateway
-    from cluster.text.tokenizer import Tokenizer
-    from workers.executors import check_config
+    from cluster.config.check import checked_footprint, refuse_impossible
 
-    worker = check_config(settings.worker, settings.policies.host_blocks)
-    check_gateway(settings.gateway, Tokenizer.from_folder(settings.worker.model))
+    footprint = checked_footprint(configured, settings)
+    with configured.naming_sources():
+        refuse_impossible(settings, footprint)
     if settings.gpus_per_rank:
         return settings
+    worker = dataclasses.replace(settings.worker, num_blocks=footprint.num_blocks)
     return dataclasses.replace(settings, worker=worker)
 
 

@@ -47,7 +47,8 @@ def _add(group: argparse._ArgumentGroup, option: Option) -> None:
             help=help_text,
         )
         return
-    metavar = "{" + ",".join(option.choices) + "}" if option.choices else option.unit or None
+    listed = option.choices and option.kind is not Kind.PATH
+    metavar = "{" + ",".join(option.choices) + "}" if listed else option.unit or None
     group.add_argument(
         option.flag, dest=option.name, default=argparse.SUPPRESS, metavar=metavar, help=help_text
     )

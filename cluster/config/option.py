@@ -60,10 +60,10 @@ class Option:
     """One thing that an operator may set.
 
     section, key: where it stands in the file. default: None where `unset` says what happens
-    without a value. flag_name: where it is not the key with dashes; "" for none. unit: of a number,
-    or what stands for the value in `--help`. example: a value for the sample file, for options
-    without a default. secret: only the environment may hold it: files and command lines are
-    read by others.
+    without a value. choices: all there is; of a path, names that are no paths. flag_name: where it
+    is not the key with dashes; "" for none. unit: of a number, or what stands for the value in
+    `--help`. example: a value for the sample file, for options without a default. secret: only the
+    environment may hold it: files and command lines are read by others.
     """
 
     section: str
@@ -99,7 +99,7 @@ class Option:
     def expected(self) -> str:
         """What a value has to be, for people."""
         if self.choices:
-            return "one of " + ", ".join(self.choices)
+            return ("a path or " if self.kind is Kind.PATH else "") + _one_of(self.choices)
         if self.limits is not None:
             return f"{self.kind.value} {self.limits}"
         return self.kind.value
@@ -131,7 +131,7 @@ class Option:
         if isinstance(checked, Path):
             return checked if folder is None else folder / checked
         if self.choices and checked not in self.choices:
-            raise ValueError(f"must be one of {', '.join(self.choices)}, got {value!r}")
+            raise ValueError(f"must be {_one_of(self.choices)}, got {value!r}")
         # Switches are numbers to Python.
         number = isinstance(checked, int | float) and not isinstance(checked, bool)
         if self.limits is not None and number and not self.limits.allow(checked):  # type: ignore[arg-type]
@@ -149,5 +149,9 @@ class Option:
         if self.kind is Kind.TEXT and isinstance(value, str):
             return value
         if self.kind is Kind.PATH and isinstance(value, str) and value:
-            return Path(value).expanduser()
+            return value if value in self.choices else Path(value).expanduser()
         raise ValueError(f"must be {self.expected}, got {value!r}")
+
+
+def _one_of(choices: tuple[str, ...]) -> str:
+    return f"one of {', '.join(choices)}" if len(choices) > 1 else repr(choices[0])

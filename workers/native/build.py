@@ -54,7 +54,7 @@ def build(level: Level) -> Path:
     it, and whichever comes last replaces an equal one.
     """
     compiler = find_compiler()
-    target = _existing(level) if compiler is None else _target(compiler, level)
+    target = existing(level) if compiler is None else _target(compiler, level)
     if target is not None and target.exists():
         return target
     if compiler is None or target is None:
@@ -88,7 +88,7 @@ def _target(compiler: str, level: Level) -> Path:
     return _folder() / f"{_stem(level)}-{digest.hexdigest()[:8]}.so"
 
 
-def _existing(level: Level) -> Path | None:
+def existing(level: Level) -> Path | None:
     """A library that was built from these sources by a compiler that is gone, as in an image."""
     return next(iter(sorted(_folder().glob(f"{_stem(level)}-*.so"))), None)
 
