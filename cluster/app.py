@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import zlib
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -13,7 +14,8 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
-from cluster.actors.engine import EngineProgress, EngineReplica
+from cluster import logs
+from cluster.actors.engine import EngineProgress, EngineReplica, node_address
 from cluster.actors.ranks import RankActors
 from cluster.actors.router import RouterReplica
 from cluster.actors.scaling import LOOK_BACK_S, PUBLISH_ENVIRONMENT, PUBLISH_S
@@ -23,11 +25,14 @@ from cluster.fleet.scaling import FleetDemand
 from cluster.gateway.server import GatewayServer, build_server
 from cluster.hop.link import LinkSettings
 from cluster.hop.service import EngineOptions, EngineService
+from cluster.metrics.board import RouterBoard, RouterSummary
 from cluster.modelfolder import local_folder
 from cluster.router.dispatcher import Dispatcher, DispatcherSettings
 from cluster.settings import ServeSettings
 from cluster.text.tokenizer import Tokenizer
 from cluster.versions import engine_version, router_version
+
+logger = logging.getLogger(__name__)
 
 APP_NAME = "headway"
 LAST_WORDS_S = 0.5
@@ -39,6 +44,8 @@ def build_engine(
     settings: ServeSettings, engine_id: str, host: str, progress: EngineProgress
 ) -> EngineService:
     """Load the model and put an engine around it. Runs inside the engine's process."""
+    observe = settings.observe
+    logs.configure(observe.log_format, observe.log_level, {"engine_id": engine_id})
     settings = _at_home(settings, progress)
     # Only here: routers and the driver do without torch.
     from workers.executors import make_executor
@@ -55,6 +62,7 @@ def build_engine(
         watermark=settings.watermark,
         policies=settings.policies,
         step_log_folder=settings.step_log_folder,
+        metrics_port=settings.observe.engine_port,
     )
     return EngineService(executor, options)
 
@@ -65,6 +73,7 @@ class RunningRouter:
     def __init__(self, dispatcher: Dispatcher, server: GatewayServer) -> None:
         self._dispatcher = dispatcher
         self._server = server
+        self._board = server.board
         self.port = server.port
 
     def ready(self) -> bool:
@@ -77,6 +86,12 @@ class RunningRouter:
         await self._dispatcher.set_engines(directory.addresses)
         return self._dispatcher.demand()
 
+    def meet(self, peers: list[RouterSummary]) -> None:
+        self._board.peers = peers
+
+    def told(self) -> RouterSummary:
+        return self._board.summary()
+
     async def stop(self, grace_s: float) -> None:
         """No new calls, a grace period for those under way, then the engines are let go.
 
@@ -86,6 +101,7 @@ class RunningRouter:
         last_words = asyncio.create_task(self._end_streams_after(grace_s - LAST_WORDS_S))
         await self._server.stop(grace_s)
         last_words.cancel()
+        await self._board.close()
         await self._dispatcher.close()
 
     async def _end_streams_after(self, seconds: float) -> None:
@@ -93,8 +109,27 @@ class RunningRouter:
         self._dispatcher.end_streams()
 
 
+async def _let_prometheus_in(
+    board: RouterBoard, dispatcher: Dispatcher, settings: ServeSettings
+) -> None:
+    """A router that cannot be scraped serves all the same."""
+
+    def engines() -> list[tuple[str, str]]:
+        return [(engine.engine_id, engine.metrics) for engine in dispatcher.engines()]
+
+    host = settings.hop_host or node_address()
+    try:
+        await board.serve(host, settings.observe.router_port, engines)
+    except OSError:
+        logger.exception("no metrics: %s cannot be listened on", host)
+    else:
+        logger.info("metrics at http://%s/metrics", board.address)
+
+
 async def build_router(settings: ServeSettings, router_id: str) -> RunningRouter:
     """Start a router. Runs inside the router's process, in the loop that it will live in."""
+    observe = settings.observe
+    logs.configure(observe.log_format, observe.log_level, {"router_id": router_id})
     settings = _at_home(settings, _unsaid)
     tokenizer = Tokenizer.from_folder(settings.worker.model)
     # Routers see the same frames; with different draws they do not rush to the same engine.
@@ -109,8 +144,10 @@ async def build_router(settings: ServeSettings, router_id: str) -> RunningRouter
         make_placement(settings.placement),
     )
     try:
-        server = build_server(dispatcher, tokenizer, settings.gateway)
+        board = RouterBoard(router_id, dispatcher.facts)
+        server = build_server(dispatcher, tokenizer, settings.gateway, board)
         await server.start()
+        await _let_prometheus_in(board, dispatcher, settings)
     except BaseException:
         await dispatcher.close()
         raise

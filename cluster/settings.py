@@ -12,6 +12,7 @@ from cluster.fleet.placements.registry import make_placement
 from cluster.fleet.scaling import ScalingSettings
 from cluster.gateway.config import GatewayConfig
 from cluster.hop.service import DEFAULT_POLICIES
+from cluster.observing import ObserveSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class ServeSettings:
     scaling: None keeps `engines` engines. engine_drain_s, router_drain_s: how long a replica that
     is replaced or scaled in may go on with what it has. routers_per_node: at most so many on one
     node; 0 does not look at nodes. generation: another one replaces all replicas, whatever else is
-    the same.
+    the same. observe: metrics and logs of all.
     """
 
     worker: WorkerConfig
@@ -44,6 +45,7 @@ class ServeSettings:
     router_drain_s: float = 300.0
     routers_per_node: int = 0
     generation: str = ""
+    observe: ObserveSettings = field(default_factory=ObserveSettings)
 
     def __post_init__(self) -> None:
         for name in ("engines", "routers"):

@@ -26,6 +26,7 @@ def engine_version(settings: ServeSettings) -> str:
         settings.gpus_per_rank,
         settings.hop_host,
         settings.step_log_folder,
+        settings.observe,
         settings.secret,
         settings.generation,
     )
@@ -38,6 +39,8 @@ def router_version(settings: ServeSettings) -> str:
         settings.gateway,
         settings.placement,
         settings.fleet,
+        settings.observe,
+        settings.hop_host,
         None if settings.scaling is None else settings.scaling.min_engines,
         settings.secret,
         settings.generation,

@@ -12,6 +12,8 @@ import ray
 
 from cluster.fleet.registry import DemandBoard, Directory, EngineRecord, EngineRegistry
 from cluster.fleet.scaling import FleetDemand
+from cluster.metrics.board import RouterSummary
+from cluster.metrics.peers import RouterRegistry
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +40,7 @@ class Coordinator:
     def __init__(self) -> None:
         self._registry = EngineRegistry()
         self._demand = DemandBoard()
+        self._routers = RouterRegistry()
         self._reports: dict[str, StartupReport] = {}
         self._ending = False
 
@@ -59,6 +62,9 @@ class Coordinator:
         now = time.monotonic()
         self._demand.tell(router_id, demand, now)
         return self._registry.directory(now)
+
+    def meet(self, own: RouterSummary) -> list[RouterSummary]:
+        return self._routers.meet(own, time.monotonic())
 
     def report(self, report: StartupReport) -> None:
         self._reports[report.source] = report
@@ -95,6 +101,11 @@ class CoordinatorClient:
         """Tell what waits at a router; the engines that there are."""
         directory: Directory = self._call("follow", router_id, demand)
         return directory
+
+    def meet(self, own: RouterSummary) -> list[RouterSummary]:
+        """Tell of a router; the other ones."""
+        others: list[RouterSummary] = self._call("meet", own)
+        return others
 
     def report(self, report: StartupReport) -> None:
         """Best effort: a start must not fail because nobody can be told about it."""

@@ -62,7 +62,7 @@ class EngineReplica:
         self._coordinator = CoordinatorClient()
         self._stopping = threading.Event()
         self._drain_s = drain_s
-        host = host or _node_address()
+        host = host or node_address()
         try:
             self._engine = build(self._engine_id, host, self._progress)
         except HeadwayError as error:
@@ -121,7 +121,7 @@ class EngineReplica:
             self._stopping.wait(LEASE_PERIOD_S)
 
 
-def _node_address() -> str:
+def node_address() -> str:
     """The address of this node as Ray was started with it, and not as the network card has it."""
     node_id = ray.get_runtime_context().get_node_id()
     for node in ray.nodes():  # type: ignore[no-untyped-call]

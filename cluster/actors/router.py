@@ -13,6 +13,7 @@ from cluster.actors.loop_thread import LoopThread
 from cluster.core.errors import HeadwayError
 from cluster.fleet.registry import Directory
 from cluster.fleet.scaling import FleetDemand
+from cluster.metrics.board import RouterSummary
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,11 @@ class Router(Protocol):
 
     async def refresh(self, directory: Directory) -> FleetDemand:
         """The engines that there are; what waits for one here."""
+
+    def told(self) -> RouterSummary:
+        """What the other routers may know of it. From any thread, as `meet`."""
+
+    def meet(self, peers: list[RouterSummary]) -> None: ...
 
     async def stop(self, grace_s: float) -> None: ...
 
@@ -117,6 +123,7 @@ class RouterReplica:
                 directory = self._coordinator.follow(self._router_id, demand)
                 demand = self._loop.run(self._router.refresh(directory), timeout_s=10.0)
                 self._waker.look(demand, directory)
+                self._router.meet(self._coordinator.meet(self._router.told()))
             except Exception:
                 logger.warning("no news of engines; going on with what is known", exc_info=True)
             self._stopping.wait(DIRECTORY_PERIOD_S)

@@ -14,6 +14,7 @@ from cluster.fleet.gate import GateSettings
 from cluster.fleet.relief import ReliefSettings
 from cluster.fleet.scaling import ScalingSettings
 from cluster.gateway.config import GatewayConfig, Limits, TlsFiles
+from cluster.observing import ObserveSettings
 from cluster.settings import ServeSettings
 
 if TYPE_CHECKING:
@@ -47,6 +48,12 @@ def serve_settings(values: Configured, model_folder: Path, gpus: int) -> ServeSe
         engine_drain_s=values["rollout.engine_drain"],
         router_drain_s=values["rollout.router_drain"],
         routers_per_node=values["fleet.routers_per_node"],
+        observe=ObserveSettings(
+            router_port=values["observability.metrics_port"],
+            engine_port=values["observability.engine_metrics_port"],
+            log_format=values["observability.log_format"],
+            log_level=values["observability.log_level"],
+        ),
     )
 
 

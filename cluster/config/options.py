@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from cluster.config.option import Option
 from cluster.config.tables.engine import ENGINE, SCHEDULING
+from cluster.config.tables.observing import OBSERVABILITY
 from cluster.config.tables.scaling import AUTOSCALING, ROLLOUT
 from cluster.config.tables.serving import FLEET, FRONT_DOOR, MODEL, ROUTER
 
@@ -19,6 +20,7 @@ SECTIONS = {
     "router": "which engine a request goes to, and who has to wait or is refused",
     "autoscaling": "how many engines, when that depends on what there is to do",
     "rollout": "how engines and routers give way to others",
+    "observability": "metrics and logs",
 }
 """Sections of the file, in its order, with what they are about."""
 
@@ -31,6 +33,7 @@ OPTIONS: tuple[Option, ...] = (
     *ROUTER,
     *AUTOSCALING,
     *ROLLOUT,
+    *OBSERVABILITY,
 )
 
 BY_NAME = {option.name: option for option in OPTIONS}
