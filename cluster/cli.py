@@ -21,6 +21,7 @@ from cluster.commands import (
     serve,
     simulate,
     status,
+    top,
     version,
 )
 from cluster.core.errors import ConfigError, HeadwayError, InvalidRequest, ModelError
@@ -39,6 +40,7 @@ COMMANDS = (
     generate,
     chat,
     status,
+    top,
     drain,
     simulate,
     plan,
