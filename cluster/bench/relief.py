@@ -1,4 +1,5 @@
-"""Cluster-wide preemption against recomputing at home, simulated: `headway bench relief`.
+"""Cluster-wide preemption against recomputing at home, simulated: the first half of
+`headway bench relief`, of which live_relief is the second.
 
 Four H100 with Llama-3-8B, long outputs, a pool of 488k tokens each. Requests are dealt out 40/30/
 20/10 on purpose: the first engine runs out of blocks while the last has plenty.

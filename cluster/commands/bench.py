@@ -41,9 +41,13 @@ def add_parser(subparsers: Any) -> None:
     fleet.add_argument("--offers", type=int, default=20_000, help="requests per case")
     fleet.set_defaults(run=run_fleet)
     relief = modes.add_parser(
-        "relief", help="preemption at home against cluster-wide, simulated (minutes)"
+        "relief", help="preemption at home against cluster-wide, simulated and for real (minutes)"
     )
-    relief.add_argument("--requests", type=int, default=4000, help="per case")
+    relief.add_argument("--requests", type=int, default=4000, help="simulated, per case")
+    relief.add_argument(
+        "--live-requests", type=int, default=300, help="for real, per case and round; 0: none"
+    )
+    relief.add_argument("--rounds", type=int, default=1, help="of the real one, medians are shown")
     relief.set_defaults(run=run_relief)
     _add_cpu(modes)
     promise = modes.add_parser(
@@ -276,9 +280,20 @@ def run_fleet(args: argparse.Namespace) -> int:
 
 
 def run_relief(args: argparse.Namespace) -> int:
-    from cluster.bench.relief import run
+    import logging
 
-    run(args.requests, lambda line: print(line, flush=True))
+    from cluster.bench import live_relief, relief
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    # Every run ends with engines that are let go of.
+    logging.getLogger("cluster").setLevel(logging.ERROR)
+    say("simulated: four H100 with Llama-3-8B")
+    relief.run(args.requests, say)
+    if args.live_requests:
+        say(f"\nfor real: tiny engines here, steps of {live_relief.STEP_MS:g} ms at least")
+        live_relief.run(args.live_requests, args.rounds, say)
     return 0
 
 

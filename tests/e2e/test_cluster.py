@@ -244,7 +244,7 @@ def test_engines_come_with_the_work_and_go_without_it(site: Site) -> None:
         async with AsyncClient(site.address) as client:
             status = await client.status()
             assert status.engines == ()
-            assert status.router.ready, "a fleet that wakes on demand takes requests"
+            assert status.ready, "a fleet that wakes on demand takes requests"
         began = time.monotonic()
         first = await read(site.address, 0)
         print(f"from no engine to the end of the first stream: {time.monotonic() - began:.1f} s")
