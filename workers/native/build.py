@@ -16,6 +16,9 @@ from cluster.core.errors import HeadwayError
 from workers.cachedir import default_cache_dir
 from workers.native.levels import Level
 
+SHIPPED_VARIABLE = "HEADWAY_NATIVE_LIBRARIES"
+"""Names a folder with libraries that were built elsewhere, from the same sources."""
+
 _SOURCES = Path(__file__).parent
 _MAIN = "kernels.cpp"
 _COMPILERS = ("g++", "c++", "clang++")
@@ -53,6 +56,8 @@ def build(level: Level) -> Path:
     Safe against other processes that build the same: each writes a file of its own and renames
     it, and whichever comes last replaces an equal one.
     """
+    if (shipped := _in_folder(shipped_folder(), level)) is not None:
+        return shipped
     compiler = find_compiler()
     target = existing(level) if compiler is None else _target(compiler, level)
     if target is not None and target.exists():
@@ -89,8 +94,20 @@ def _target(compiler: str, level: Level) -> Path:
 
 
 def existing(level: Level) -> Path | None:
-    """A library that was built from these sources by a compiler that is gone, as in an image."""
-    return next(iter(sorted(_folder().glob(f"{_stem(level)}-*.so"))), None)
+    """A library that was built from these sources before, by whatever compiler."""
+    return _in_folder(shipped_folder(), level) or _in_folder(_folder(), level)
+
+
+def shipped_folder() -> Path | None:
+    """Where an image without a compiler has its libraries; not in the cache, which is a volume."""
+    named = os.environ.get(SHIPPED_VARIABLE)
+    return Path(named) if named else None
+
+
+def _in_folder(folder: Path | None, level: Level) -> Path | None:
+    if folder is None:
+        return None
+    return next(iter(sorted(folder.glob(f"{_stem(level)}-*.so"))), None)
 
 
 def _folder() -> Path:

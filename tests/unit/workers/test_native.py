@@ -206,6 +206,30 @@ def test_library_is_built_once_and_found_again_without_a_compiler(
     assert list(empty_cache.iterdir()) == [path]
 
 
+def test_libraries_that_an_image_ships_come_first_and_need_no_compiler(
+    empty_cache, monkeypatch, tmp_path
+):
+    small_source(tmp_path, PREPARES, monkeypatch)
+    shipped = tmp_path / "shipped"
+    monkeypatch.setenv("HEADWAY_CACHE", str(tmp_path / "image"))
+    built = build.build(LEVELS[-1])
+    shipped.mkdir()
+    moved = built.rename(shipped / built.name)
+    monkeypatch.setenv("HEADWAY_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv(build.SHIPPED_VARIABLE, str(shipped))
+    for compiler in ("/nowhere/g++", "g++"):
+        monkeypatch.setenv("CXX", compiler)
+        assert build.build(LEVELS[-1]) == build.existing(LEVELS[-1]) == moved
+    assert not empty_cache.exists()
+
+
+def test_an_image_gets_every_level_whatever_this_cpu_has(monkeypatch, capsys):
+    monkeypatch.setattr(native_command, "build", lambda level: f"/kernels-{level.name}.so")
+    assert native_command.main(["--all"]) == 0
+    printed = capsys.readouterr().out.split()
+    assert printed == [f"/kernels-{level.name}.so" for level in LEVELS]
+
+
 def test_a_changed_source_is_another_library(empty_cache, monkeypatch, tmp_path):
     small_source(tmp_path, PREPARES, monkeypatch)
     first = build.build(LEVELS[-1])
