@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from cluster.core.errors import ConfigError, HeadwayError
 
 if TYPE_CHECKING:
     from cluster.bench.experiments import Experiment, Row, Variant
+    from cluster.bench.metrics import Bench
 
 POLICIES = ("static", "dynamic", "continuous", "fused", "chunked", "controller")
 
@@ -49,6 +51,9 @@ def add_parser(subparsers: Any) -> None:
     )
     relief.add_argument("--rounds", type=int, default=1, help="of the real one, medians are shown")
     relief.set_defaults(run=run_relief)
+    metrics = modes.add_parser("metrics", help="what metrics cost, with beside without")
+    metrics.add_argument("--rounds", type=int, default=20, help="interleaved (default: 20)")
+    metrics.set_defaults(run=run_metrics)
     _add_cpu(modes)
     promise = modes.add_parser(
         "promise", help="the learning budget against fixed ones on the Azure traces (long)"
@@ -277,6 +282,26 @@ def run_fleet(args: argparse.Namespace) -> int:
 
     run(args.offers)
     return 0
+
+
+def run_metrics(args: argparse.Namespace) -> int:
+    """Exit code 0 if metrics cost less than 2% of router and engine, 1 if not."""
+    from cluster.bench.metrics import LIMIT, EngineBench, RouterBench, cost_of
+    from cluster.commands.simulate import new_table, print_table
+    from cluster.text.tokenizer import Tokenizer
+    from workers.pull import default_cache_dir, pull_default
+
+    model = pull_default(default_cache_dir(), lambda stage, share: None)
+    benches: list[Callable[[], Bench]] = [lambda: RouterBench(Tokenizer.from_folder(model))]
+    benches += [partial(EngineBench, streams) for streams in (1, 16, 128)]
+    costs = [cost_of(bench(), args.rounds) for bench in benches]
+    table = new_table("CPU", "without, us", "with", "in pairs", "by itself, us", "share")
+    for cost in costs:
+        pairs = f"{cost.low:+.1%} to {cost.high:+.1%}"
+        numbers = (f"{cost.without_us:.1f}", f"{cost.with_us:.1f}", pairs)
+        table.add_row(cost.what, *numbers, f"{cost.added_us:.2f}", f"{cost.added:.2%}")
+    print_table(f"What metrics cost, scrapes every 5 s included; the limit is {LIMIT:.0%}", table)
+    return 0 if all(cost.holds for cost in costs) else 1
 
 
 def run_relief(args: argparse.Namespace) -> int:

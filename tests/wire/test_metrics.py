@@ -7,10 +7,13 @@ import itertools
 import json
 import time
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
 import grpc
 import pytest
 
+from cluster.cli import build_parser
 from cluster.core.policies import PolicyChoice
 from cluster.fleet.dispatch import FleetSettings
 from cluster.fleet.gate import GateSettings
@@ -210,3 +213,32 @@ async def test_one_target_names_all(tokenizer: Tokenizer) -> None:
         for name, address in running.engines():
             assert found[name]["targets"] == [address]
             assert (await scraped(address))["headway_engine_routers",] == 1
+
+
+def test_the_front_door_names_the_same_targets(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """For where the metrics ports of routers cannot be reached: `headway metrics targets`."""
+    file = tmp_path / "targets.json"
+
+    @in_loop
+    async def scenario() -> None:
+        async with stack(tokenizer, Engine("e0")) as running:
+            run = partial(headway, "metrics", "targets", "--address", running.address)
+            assert await asyncio.to_thread(run, "--file", str(file)) == 0
+            text = await asyncio.to_thread(fetch, running.board.address, "/targets")
+            assert file.read_text() == text
+            assert text.count('"targets"') == 2
+            running.board.peers = [running.board.summary()._replace(router_id="r1", metrics="h:1")]
+            assert await asyncio.to_thread(run, "--file", str(file)) == 0
+            assert '"h:1"' in file.read_text()
+
+    scenario()
+    assert list(tmp_path.iterdir()) == [file]
+    before = file.read_text()
+    assert headway("metrics", "targets", "--address", "127.0.0.1:1", "--file", str(file)) == 1
+    assert file.read_text() == before
+
+
+def headway(*arguments: str) -> int:
+    args = build_parser().parse_args(arguments)
+    code: int = args.run(args)
+    return code
