@@ -6,19 +6,35 @@ namespace headway {
 // Query heads that share a pass over a KV head's tile.
 constexpr int kGroupBlock = 4;
 
-// Partial dot products of `rows` keys with GB queries, not yet summed over lanes.
-// parts: [GB][kLanes keys][kLanes].
+// Partial dot products of two keys with GB queries, not yet summed over lanes: every vector of a query
+// is read once for both.
+template <int GB, typename T>
+inline void partial_dots_of_two(const T* first, const T* second, const float* query, int head_dim,
+                                float* parts) {
+  Floats a[GB] = {}, b[GB] = {};
+  for (int d = 0; d < head_dim; d += kLanes) {
+    const Floats x = load(first + d), y = load(second + d);
+    for (int g = 0; g < GB; ++g) {
+      const Floats q = load(query + g * head_dim + d);
+      a[g] += x * q;
+      b[g] += y * q;
+    }
+  }
+  for (int g = 0; g < GB; ++g) {
+    store(parts + g * kLanes * kLanes, a[g]);
+    store(parts + (g * kLanes + 1) * kLanes, b[g]);
+  }
+}
+
+// The same of `rows` keys. parts: [GB][kLanes keys][kLanes]; of an odd number of rows, one more than
+// there are is written.
 template <int GB, typename T>
 inline void partial_dots(const T* keys, const int64_t* offsets, int rows, const float* query,
                          int head_dim, float* parts) {
-  for (int j = 0; j < rows; ++j) {
-    const T* key = keys + offsets[j];
-    Floats sum[GB] = {};
-    for (int d = 0; d < head_dim; d += kLanes) {
-      const Floats k = load(key + d);
-      for (int g = 0; g < GB; ++g) sum[g] += k * load(query + g * head_dim + d);
-    }
-    for (int g = 0; g < GB; ++g) store(parts + (g * kLanes + j) * kLanes, sum[g]);
+  for (int j = 0; j < rows; j += 2) {
+    const T* first = keys + offsets[j];
+    const T* second = j + 1 < rows ? keys + offsets[j + 1] : first;
+    partial_dots_of_two<GB>(first, second, query, head_dim, parts + j * kLanes);
   }
 }
 
@@ -137,16 +153,16 @@ struct DecodeState {
 };
 
 // Scores -> probabilities against the running maximum. Returns what earlier results keep.
-inline float softmax_tile(float* scores, float scale, float& peak, Floats& sum) {
+inline float softmax_tile(float* scores, int rows, float scale, float& peak, Floats& sum) {
   Floats top = load(scores);
-  for (int j = kLanes; j < kTile; j += kLanes) top = larger(load(scores + j), top);
+  for (int j = kLanes; j < rows; j += kLanes) top = larger(load(scores + j), top);
   // A negative scale would turn the order round; spec.scale is positive.
   const float best = lane_max(top) * scale;
   const float before = peak;
   peak = best > before ? best : before;
   const float keep = peak == before ? 1.0f : exp2(before - peak);
   Floats total = sum * keep;
-  for (int j = 0; j < kTile; j += kLanes) {
+  for (int j = 0; j < rows; j += kLanes) {
     const Floats p = exp2(load(scores + j) * scale - peak);
     store(scores + j, p);
     total += p;
@@ -155,22 +171,19 @@ inline float softmax_tile(float* scores, float scale, float& peak, Floats& sum) 
   return keep;
 }
 
-// One KV head's tile for query heads [head, head + GB). ahead: rows of the head to prefetch.
+// One KV head's tile for query heads [head, head + GB).
 template <int GB, typename T>
 void decode_heads(const Shape& shape, const Queries<T>& queries, int head, const T* keys,
-                  const T* values, const Tile& tile, const Tile& ahead, DecodeState& state) {
+                  const T* values, const Tile& tile, RowsAhead<T>& ahead, DecodeState& state) {
   alignas(64) float parts[GB * kLanes * kLanes];
   alignas(64) float scores[GB][kTile];
-  for (int j = 0; j < kTile; j += kLanes) {
-    const int coming = ahead.rows - j < kLanes ? ahead.rows - j : kLanes;
-    prefetch(keys, ahead.offsets + j, coming, shape.head_dim);
-    prefetch(values, ahead.offsets + j, coming, shape.head_dim);
+  for (int j = 0; j < tile.rows; j += kLanes) {
+    ahead.next();
     const int here = tile.rows - j < kLanes ? tile.rows - j : kLanes;
     if (here < kLanes) {
       // The tail of a sequence: what no key stands for must not win the maximum.
       for (int g = 0; g < GB; ++g)
         for (int i = j; i < j + kLanes; ++i) scores[g][i] = kMinusInfinity;
-      if (here <= 0) continue;
       std::memset(parts, 0, sizeof(parts));
     }
     queries.template dots<GB>(keys, tile.offsets + j, here, head, shape.head_dim, parts);
@@ -185,11 +198,14 @@ void decode_heads(const Shape& shape, const Queries<T>& queries, int head, const
   }
   float keep[GB];
   for (int g = 0; g < GB; ++g)
-    keep[g] = softmax_tile(scores[g], shape.scale_log2(), state.peak[head + g], state.sum[head + g]);
+    keep[g] = softmax_tile(scores[g], tile.rows, shape.scale_log2(), state.peak[head + g],
+                           state.sum[head + g]);
   float* acc = &state.acc[size_t(head) * shape.head_dim];
   int d = 0;
-  for (; d + 4 * kLanes <= shape.head_dim; d += 4 * kLanes)
-    add_values<GB, 4>(values + d, tile.offsets, tile.rows, scores, keep, shape.head_dim, acc + d);
+  constexpr int kVectors = kRegisters / 2 / GB < 4 ? kRegisters / 2 / GB : 4;
+  for (; d + kVectors * kLanes <= shape.head_dim; d += kVectors * kLanes)
+    add_values<GB, kVectors>(values + d, tile.offsets, tile.rows, scores, keep, shape.head_dim,
+                             acc + d);
   for (; d < shape.head_dim; d += kLanes)
     add_values<GB, 1>(values + d, tile.offsets, tile.rows, scores, keep, shape.head_dim, acc + d);
 }
@@ -197,28 +213,29 @@ void decode_heads(const Shape& shape, const Queries<T>& queries, int head, const
 // All heads of one tile.
 template <typename T>
 void decode_tile(const Shape& shape, const Queries<T>& queries, const T* keys, const T* values,
-                 const Tile& tile, const Tile& ahead, DecodeState& state) {
-  static const Tile nothing = {};
+                 const Tile& tile, const Tile& coming, DecodeState& state) {
   const int group = shape.group();
+  const int passes = (group + kGroupBlock - 1) / kGroupBlock;
+  const int turns = shape.num_kv_heads * passes * ((tile.rows + kLanes - 1) / kLanes);
+  RowsAhead<T> ahead(shape, keys, values, coming, turns);
   for (int kv = 0; kv < shape.num_kv_heads; ++kv) {
     const T* k = keys + int64_t(kv) * shape.head_dim;
     const T* v = values + int64_t(kv) * shape.head_dim;
     for (int g = 0; g < group; g += kGroupBlock) {
       const int head = kv * group + g;
-      const Tile& next = g == 0 ? ahead : nothing;
       switch (group - g) {
-        case 1: decode_heads<1>(shape, queries, head, k, v, tile, next, state); break;
-        case 2: decode_heads<2>(shape, queries, head, k, v, tile, next, state); break;
-        case 3: decode_heads<3>(shape, queries, head, k, v, tile, next, state); break;
-        default: decode_heads<kGroupBlock>(shape, queries, head, k, v, tile, next, state);
+        case 1: decode_heads<1>(shape, queries, head, k, v, tile, ahead, state); break;
+        case 2: decode_heads<2>(shape, queries, head, k, v, tile, ahead, state); break;
+        case 3: decode_heads<3>(shape, queries, head, k, v, tile, ahead, state); break;
+        default: decode_heads<kGroupBlock>(shape, queries, head, k, v, tile, ahead, state);
       }
     }
   }
 }
 
-inline void fill_tile(const Shape& shape, const Context& context, int begin, Tile& tile) {
+inline void fill_tile(const Shape& shape, const Context& context, int begin, int rows, Tile& tile) {
   const int left = context.length - begin;
-  tile.rows = left < kTile ? left : kTile;
+  tile.rows = left < rows ? left : rows;
   tile_offsets(shape, context.blocks, begin, tile.rows, tile.offsets);
 }
 
@@ -229,13 +246,14 @@ void decode_sequence(const Shape& shape, const Context& context, const Context& 
   const int head_dim = shape.head_dim;
   DecodeState state(shape.num_heads, head_dim);
   const Queries<T> queries(query, shape.num_heads * head_dim);
+  const int rows = tile_rows<T>(shape);
   Tile tiles[2];
-  fill_tile(shape, context, context.first, tiles[0]);
-  for (int begin = context.first, turn = 0; begin < context.length; begin += kTile, turn ^= 1) {
-    if (begin + kTile < context.length)
-      fill_tile(shape, context, begin + kTile, tiles[turn ^ 1]);
+  fill_tile(shape, context, context.first, rows, tiles[0]);
+  for (int begin = context.first, turn = 0; begin < context.length; begin += rows, turn ^= 1) {
+    if (begin + rows < context.length)
+      fill_tile(shape, context, begin + rows, rows, tiles[turn ^ 1]);
     else
-      fill_tile(shape, next, next.first, tiles[turn ^ 1]);
+      fill_tile(shape, next, next.first, rows, tiles[turn ^ 1]);
     decode_tile(shape, queries, keys, values, tiles[turn], tiles[turn ^ 1], state);
   }
   for (int head = 0; head < shape.num_heads; ++head) {

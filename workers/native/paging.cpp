@@ -53,6 +53,15 @@ struct Tile {
   int64_t offsets[kTile];
 };
 
+// Keys per tile for rows of this size: two tiles of keys and values, the one at work and the one that
+// is being fetched, must stay in the second-level cache of a small core.
+template <typename T>
+inline int tile_rows(const Shape& shape) {
+  constexpr int64_t kBytes = 64 << 10;
+  const int64_t fitting = kBytes / (2 * shape.row() * int64_t(sizeof(T))) / kLanes * kLanes;
+  return int(fitting < kLanes ? kLanes : fitting > kTile ? kTile : fitting);
+}
+
 // Where positions [begin, begin + count) of a sequence start in the cache, in elements.
 // Positions beyond are left alone: they are never read.
 inline void tile_offsets(const Shape& shape, const int32_t* blocks, int begin, int count,
@@ -67,13 +76,37 @@ inline void tile_offsets(const Shape& shape, const int32_t* blocks, int begin, i
   }
 }
 
-// Ask for `count` rows of a KV head, to be there when their tile's turn comes. The rows of one head
-// lie too far apart for the processor to guess the next one.
+// Asks for the rows of the next tile, to be there when its turn comes: whole rows, all KV heads, in
+// the order in which they lie in memory. A head's own rows are too far apart for the processor to
+// guess the next one; whole rows it recognises as a stream, and reads further ahead than we could.
 template <typename T>
-inline void prefetch(const T* head, const int64_t* offsets, int count, int head_dim) {
-  constexpr int kLine = 64 / sizeof(T);
-  for (int j = 0; j < count; ++j)
-    for (int d = 0; d < head_dim; d += kLine) __builtin_prefetch(head + offsets[j] + d, 0, 2);
-}
+class RowsAhead {
+ public:
+  // turns: how often next() will be called.
+  RowsAhead(const Shape& shape, const T* keys, const T* values, const Tile& tile, int turns)
+      : keys_(keys), values_(values), tile_(tile), row_(int(shape.row())), turns_(turns) {}
+
+  // One more share of the rows.
+  void next() {
+    ++turn_;
+    const int until = int(int64_t(tile_.rows) * turn_ / turns_);
+    for (; done_ < until; ++done_) {
+      fetch(keys_ + tile_.offsets[done_]);
+      fetch(values_ + tile_.offsets[done_]);
+    }
+  }
+
+ private:
+  void fetch(const T* row) const {
+    constexpr int kLine = 64 / sizeof(T);
+    for (int d = 0; d < row_; d += kLine) __builtin_prefetch(row + d, 0, 2);
+  }
+
+  const T* keys_;
+  const T* values_;
+  const Tile& tile_;
+  int row_, turns_;
+  int turn_ = 0, done_ = 0;
+};
 
 }  // namespace headway

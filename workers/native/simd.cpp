@@ -13,11 +13,11 @@
 namespace headway {
 
 #if defined(__AVX512F__)
-constexpr int kLanes = 16;
+constexpr int kLanes = 16, kRegisters = 32;
 #elif defined(__AVX2__)
-constexpr int kLanes = 8;
+constexpr int kLanes = 8, kRegisters = 16;
 #else
-constexpr int kLanes = 4;
+constexpr int kLanes = 4, kRegisters = 16;
 #endif
 
 typedef float Floats __attribute__((vector_size(kLanes * 4)));
