@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import time
 from collections.abc import Iterator
@@ -155,3 +156,20 @@ def test_impossible_configuration_is_refused_before_anything_starts(args, messag
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert "starting Ray" not in done.stdout
+
+
+def test_what_a_file_or_a_variable_says_is_refused_with_where_it_says_so(tmp_path):
+    path = tmp_path / "headway.toml"
+    path.write_text("[engine]\nmax_num_seqs = 0\nblock_sise = 16\n")
+    done = subprocess.run(
+        headway("serve", "--config", str(path)),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "HEADWAY_FLEET_ROUTERS": "none"},
+    )
+    assert done.returncode == 2
+    assert f"max_num_seqs must be at least 1, got 0 (from {path} [engine])" in done.stderr
+    assert "no key 'block_sise'; did you mean block_size?" in done.stderr
+    assert "got 'none' (from HEADWAY_FLEET_ROUTERS)" in done.stderr
