@@ -27,8 +27,9 @@ def configure(
     log_format: str, level: str, ids: dict[str, str], stream: TextIO | None = None
 ) -> None:
     """Take over this process's root logger. ids: engine_id or router_id, told with every line.
-    stream: None is stderr."""
-    handler = logging.StreamHandler(stream or sys.stderr)
+    stream: None is the process's standard error."""
+    # Not sys.stderr: in its replicas Ray Serve puts a logger of its own there, with other lines.
+    handler = logging.StreamHandler(stream or sys.__stderr__)
     makers = {"text": TextFormatter, "json": JsonFormatter}
     handler.setFormatter(makers[log_format](ids))
     root = logging.getLogger()
