@@ -113,13 +113,9 @@ async def _let_prometheus_in(
     board: RouterBoard, dispatcher: Dispatcher, settings: ServeSettings
 ) -> None:
     """A router that cannot be scraped serves all the same."""
-
-    def engines() -> list[tuple[str, str]]:
-        return [(engine.engine_id, engine.metrics) for engine in dispatcher.engines()]
-
     host = settings.hop_host or node_address()
     try:
-        await board.serve(host, settings.observe.router_port, engines)
+        await board.serve(host, settings.observe.router_port, dispatcher.scraped)
     except OSError:
         logger.exception("no metrics: %s cannot be listened on", host)
     else:

@@ -46,6 +46,8 @@ class RouterBoard:
         self._facts = facts
         self._started_s = time.monotonic()
         self._server: MetricsServer | None = None
+        self._told: tuple[list[tuple[str, str]], list[tuple[str, str]]] = ([], [])
+        self._text = ""
 
     def summary(self) -> RouterSummary:
         """From any thread."""
@@ -69,12 +71,9 @@ class RouterBoard:
         """Let Prometheus in, until close(). engines: (id, address of its metrics) of those known.
         Raises OSError."""
 
-        def found() -> str:
-            return targets.discovery([*self._routers(), *_engines(engines())])
-
         pages = {
             "/metrics": Page(family.CONTENT_TYPE, self.metrics.text),
-            "/targets": Page(targets.CONTENT_TYPE, found),
+            "/targets": Page(targets.CONTENT_TYPE, lambda: self._found(engines())),
         }
         self._server = MetricsServer(pages)
         bound = await self._server.start(host, port)
@@ -86,10 +85,15 @@ class RouterBoard:
         if self._server is not None:
             await self._server.stop()
 
-    def _routers(self) -> list[Target]:
-        own = Target(self.address, "router", self.router_id)
-        return [own, *(Target(p.metrics, "router", p.router_id) for p in self.peers)]
-
-
-def _engines(known: Iterable[tuple[str, str]]) -> list[Target]:
-    return [Target(address, "engine", engine_id) for engine_id, address in known]
+    def _found(self, engines: Iterable[tuple[str, str]]) -> str:
+        """Made anew only when somebody has come or gone: tokens go through this loop."""
+        routers = [(self.router_id, self.address), *((p.router_id, p.metrics) for p in self.peers)]
+        now = (routers, list(engines))
+        if now != self._told:
+            self._told = now
+            self._text = targets.discovery(
+                Target(address, role, name)
+                for role, known in zip(("router", "engine"), now, strict=True)
+                for name, address in known
+            )
+        return self._text

@@ -98,6 +98,8 @@ class _Engine:
         )
         self.streams: dict[int, ActiveStream] = {}
         self.next_stream = 1
+        port = welcome.metrics_port
+        self.metrics = f"{link.address[0]}:{port}" if port else ""
 
 
 class Dispatcher:
@@ -190,6 +192,10 @@ class Dispatcher:
     def engines(self) -> list[EngineStatus]:
         now = time.monotonic()
         return [_status(engine, now) for engine in self._engines.values()]
+
+    def scraped(self) -> list[tuple[str, str]]:
+        """The engines' ids, and where each of them is scraped."""
+        return [(engine.welcome.engine_id, engine.metrics) for engine in self._engines.values()]
 
     def facts(self) -> RouterFacts:
         waiting = self.fleet.waiting
@@ -564,5 +570,5 @@ def _status(engine: _Engine, now: float) -> EngineStatus:
         draining=engine.snapshot.draining,
         step_s=load.step_s if load else 0.0,
         recomputed_tokens=load.recomputed_tokens if load else 0,
-        metrics=f"{host}:{port}" if (port := engine.welcome.metrics_port) else "",
+        metrics=engine.metrics,
     )

@@ -68,8 +68,7 @@ async def test_a_thousand_engines() -> None:
         # Some 0.5 ms on a quiet machine: no gap of a stream is longer for it.
         assert (time.thread_time() - began) / 20 < 0.005
 
-        engines = [(e.engine_id, e.metrics) for e in dispatcher.engines()]
-        await board.serve("127.0.0.1", 0, lambda: engines)
+        await board.serve("127.0.0.1", 0, dispatcher.scraped)
         found = json.loads(await asyncio.to_thread(fetch, board.address, "/targets"))
         assert len(found) == ENGINES + 1
     finally:

@@ -32,7 +32,7 @@ class Stack:
         return inference_pb2_grpc.InferenceStub(self.channel)
 
     def engines(self) -> list[tuple[str, str]]:
-        return [(e.engine_id, e.metrics) for e in self.dispatcher.engines()]
+        return self.dispatcher.scraped()
 
 
 @asynccontextmanager
