@@ -295,10 +295,11 @@ def run_metrics(args: argparse.Namespace) -> int:
     benches: list[Callable[[], Bench]] = [lambda: RouterBench(Tokenizer.from_folder(model))]
     benches += [partial(EngineBench, streams) for streams in (1, 16, 128)]
     costs = [cost_of(bench(), args.rounds) for bench in benches]
-    table = new_table("CPU", "without, us", "with", "in pairs", "by itself, us", "share")
+    table = new_table("CPU", "without, us", "with", "in pairs", "noise", "by itself, us", "share")
     for cost in costs:
         pairs = f"{cost.low:+.1%} to {cost.high:+.1%}"
-        numbers = (f"{cost.without_us:.1f}", f"{cost.with_us:.1f}", pairs)
+        noise = f"±{cost.noise:.1%}"
+        numbers = (f"{cost.without_us:.1f}", f"{cost.with_us:.1f}", pairs, noise)
         table.add_row(cost.what, *numbers, f"{cost.added_us:.2f}", f"{cost.added:.2%}")
     print_table(f"What metrics cost, scrapes every 5 s included; the limit is {LIMIT:.0%}", table)
     return 0 if all(cost.holds for cost in costs) else 1

@@ -31,6 +31,7 @@ def test_engine(monkeypatch):
 
 
 def test_verdict():
-    assert Cost("", 100.0, 101.0, -0.01, 0.03, 1.9).holds
-    assert not Cost("", 100.0, 101.0, -0.01, 0.03, 2.1).holds
-    assert not Cost("", 100.0, 105.0, 0.03, 0.06, 0.5).holds
+    assert Cost("", 100.0, 101.0, -0.01, 0.03, 0.0, 1.9).holds
+    assert not Cost("", 100.0, 101.0, -0.01, 0.03, 0.0, 2.1).holds
+    assert not Cost("", 100.0, 105.0, 0.03, 0.06, 0.0, 0.5).holds
+    assert Cost("", 100.0, 105.0, 0.03, 0.06, 0.02, 0.5).holds
