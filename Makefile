@@ -9,11 +9,11 @@ ARGS ?=
 PEERS ?=
 PYTEST_ARGS ?=
 
-.PHONY: help install install-test serve test test-flash test-gpu loadtest chaos bench-cpu bench-gpu lint types imports stubs check clean
+.PHONY: help install install-test serve test test-flash test-gpu test-cluster loadtest chaos bench-cpu bench-gpu lint types imports stubs check clean
 
 help:
 	@sed -n '1,4s/^# //p' $(firstword $(MAKEFILE_LIST))
-	@echo "targets: install serve test test-flash test-gpu loadtest chaos bench-cpu bench-gpu lint types imports stubs check clean"
+	@echo "targets: install serve test test-flash test-gpu test-cluster loadtest chaos bench-cpu bench-gpu lint types imports stubs check clean"
 
 install:
 	@PYTHON=$(PYTHON) deploy/install.sh $(VENV) base
@@ -35,6 +35,10 @@ test-flash:
 # Skips, with the reason, where there is no GPU.
 test-gpu: install-test
 	$(BIN)/python -m pytest tests/gpu tests/contract $(PYTEST_ARGS)
+
+# Four hosts in network namespaces, `ray up` by ssh between them; needs root, iproute2 and Debian.
+test-cluster: install-test
+	HEADWAY_TEST_CLUSTER=1 $(BIN)/python -m pytest -s tests/netns $(PYTEST_ARGS)
 
 loadtest:
 	@PYTHON=$(PYTHON) deploy/install.sh $(VENV) load

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ from cluster.app import application
 from cluster.config.load import DEFAULT, Configured, load_settings
 from cluster.config.mapping import DEFAULT_CPU_SHARE
 from cluster.core.errors import ConfigError
+from cluster.rollout import StartFailed
 from cluster.settings import ServeSettings
+
+NODE_PERIOD_S = 0.5
 
 
 def build(args: Mapping[str, str]) -> Application:
@@ -61,6 +65,21 @@ def cluster_settings(configured: Configured, generation: str) -> ServeSettings:
         secret=settings.secret if own_secret else cluster_secret(settings.secret),
         generation=generation,
     )
+
+
+def await_nodes(count: int, timeout_s: float, say: Callable[[str], None]) -> None:
+    """Until so many nodes belong to the cluster. Raises StartFailed."""
+    deadline, said = time.monotonic() + timeout_s, -1
+    while (found := _nodes()) < count:
+        if found != said:
+            say(f"{found} of {count} nodes have joined")
+            said = found
+        if time.monotonic() > deadline:
+            raise StartFailed(
+                f"{found} of {count} nodes have joined within {timeout_s:g} s; `ray status` and "
+                "the logs of the others say why, or deploy with a smaller --nodes"
+            )
+        time.sleep(NODE_PERIOD_S)
 
 
 def _gpus_per_rank(configured: Configured) -> int:

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from cluster.config.flags import add_config_flags, flags_of
 from cluster.config.load import load_settings
-from cluster.core.errors import HeadwayError
 from cluster.progress import Timeline
-
-
-class NoCluster(HeadwayError):
-    """There is no Ray to deploy to."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -34,6 +26,16 @@ def add_parser(subparsers: Any) -> None:
         action="store_true",
         help="replace every engine and router, even if nothing has changed: for weights that were "
         "exchanged in their folder",
+    )
+    parser.add_argument(
+        "--nodes", type=int, default=0, metavar="N", help="wait until so many nodes have joined"
+    )
+    parser.add_argument(
+        "--nodes-timeout",
+        type=float,
+        default=300.0,
+        metavar="SECONDS",
+        help="how long to wait for them (default: %(default)s)",
     )
     add_config_flags(parser)
     parser.set_defaults(run=run)
@@ -59,11 +61,14 @@ def run(args: argparse.Namespace) -> int:
     """0 when all that was asked for runs, and nothing else any more."""
     say = Timeline(lambda line: print(line, flush=True))
     configured = load_settings(args.config, flags_of(args), os.environ)
-    with _ray(args.ray_address) as logs:
-        # Late: Ray takes seconds to import, and a wrong option is refused before.
-        from cluster.deployed import cluster_settings
+    # Late: Ray takes seconds to import, and a wrong option is refused before.
+    from cluster.connect import connected
+
+    with connected(args.ray_address) as logs:
+        from cluster.deployed import await_nodes, cluster_settings
         from cluster.rollout import Rollout
 
+        await_nodes(args.nodes, args.nodes_timeout, say)
         settings = cluster_settings(configured, f"{time.time():.0f}" if args.restart else "")
         model = settings.worker.model
         say(f"deploying {settings.routers} router(s), {_engines(settings)}, {model}")
@@ -73,7 +78,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_undeploy(args: argparse.Namespace) -> int:
-    with _ray(args.ray_address):
+    from cluster.connect import connected
+
+    with connected(args.ray_address):
         from cluster.rollout import take_down
 
         take_down()
@@ -86,27 +93,3 @@ def _engines(settings: Any) -> str:
     if scaling is None:
         return f"{settings.engines} engine(s)"
     return f"{scaling.min_engines} to {scaling.max_engines} engines"
-
-
-@contextmanager
-def _ray(address: str) -> Iterator[str]:
-    """Connected to a running Ray; the folder of its logs."""
-    import ray
-
-    from cluster.actors.coordinator import NAMESPACE
-
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    try:
-        context = ray.init(
-            address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR
-        )
-    except ConnectionError as error:
-        raise NoCluster(
-            f"no Ray cluster at {address}: {str(error).splitlines()[0]}; start one with `ray up` "
-            "or `ray start --head`, name it with --ray-address, or use `headway serve`"
-        ) from error
-    try:
-        session: str = context.address_info["session_dir"]  # type: ignore[attr-defined]
-        yield os.path.join(session, "logs")
-    finally:
-        ray.shutdown()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,17 +10,12 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cluster.core.errors import HeadwayError
+from cluster.connect import connected
 from cluster.doctor.facts import NodeFacts
 from cluster.doctor.probe import probe
 
 TIMEOUT_S = 120.0
 """Of the nodes' answers: a worker process starts and imports torch."""
-CONNECT_S = 5.0
-
-
-class NoCluster(HeadwayError):
-    """There is no Ray cluster at the address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,29 +30,9 @@ class Answer:
 
 def probe_all(address: str, ports: Mapping[str, str]) -> list[Answer]:
     """Every live node's answer. Raises NoCluster."""
-    _refuse_silence(address)
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise NoCluster(f"no Ray cluster at {address}: {first}") from error
-    try:
+    with connected(address):
         nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
         return _ask([node for node in nodes if node["Alive"]], ports)
-    finally:
-        ray.shutdown()
-
-
-def _refuse_silence(address: str) -> None:
-    """Ray itself tries for minutes where nobody is. Raises NoCluster."""
-    host, _, port = address.rpartition(":")
-    if not (host and port.isdecimal()):
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
-    except OSError as error:
-        raise NoCluster(f"no Ray cluster at {address}: {error.strerror or error}") from error
 
 
 def _ask(nodes: list[dict[str, Any]], ports: Mapping[str, str]) -> list[Answer]:

@@ -1,0 +1,20 @@
+"""How many nodes a cluster file starts at once, the head included."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+def nodes(cluster: dict[str, Any]) -> int:
+    kinds: dict[str, Any] = cluster.get("available_node_types", {})
+    if kinds:
+        return 1 + sum(kind.get("min_workers", 0) for kind in kinds.values())
+    return 1 + len(cluster["provider"].get("worker_ips", []))
+
+
+if __name__ == "__main__":
+    print(nodes(yaml.safe_load(Path(sys.argv[1]).read_text("utf-8"))))

@@ -1,0 +1,1 @@
+"""Four hosts on one machine; `make test-cluster` runs these tests, nothing else does."""
