@@ -57,6 +57,7 @@ def build_engine(
         engine_id=engine_id,
         secret=settings.secret,
         host=host,
+        port=settings.hop_port,
         max_num_batched_tokens=settings.worker.max_num_batched_tokens,
         max_num_seqs=settings.worker.max_num_seqs,
         watermark=settings.watermark,

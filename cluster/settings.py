@@ -20,8 +20,8 @@ class ServeSettings:
     """worker: per engine. gateway: per router. secret: shared by routers and engines.
     engines, routers: how many of each. gpus_per_rank: 0 serves on CPU; an engine has as many ranks
     as its tensor_parallel_size. hop_host: interface on which engines take in routers; None is the
-    node's address, as Ray knows it. policies: of each engine's scheduler. step_log_folder: see
-    EngineOptions. placement, fleet: of each router (fleet.placements, fleet.dispatch).
+    node's address, as Ray knows it. hop_port, step_log_folder: see EngineOptions. policies: of each
+    engine's scheduler. placement, fleet: of each router (fleet.placements, fleet.dispatch).
     scaling: None keeps `engines` engines. engine_drain_s, router_drain_s: how long a replica that
     is replaced or scaled in may go on with what it has. routers_per_node: at most so many on one
     node; 0 does not look at nodes. generation: another one replaces all replicas, whatever else is
@@ -36,6 +36,7 @@ class ServeSettings:
     gpus_per_rank: int = 0
     watermark: float = 0.02
     hop_host: str | None = None
+    hop_port: int = 0
     policies: PolicyChoice = DEFAULT_POLICIES
     step_log_folder: str | None = None
     placement: str = "least-outstanding"

@@ -25,6 +25,7 @@ def engine_version(settings: ServeSettings) -> str:
         settings.watermark,
         settings.gpus_per_rank,
         settings.hop_host,
+        settings.hop_port,
         settings.step_log_folder,
         settings.observe,
         settings.secret,

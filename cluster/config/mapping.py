@@ -39,6 +39,7 @@ def serve_settings(values: Configured, model_folder: Path, gpus: int) -> ServeSe
         routers=values["fleet.routers"],
         gpus_per_rank=gpus,
         hop_host=values["fleet.hop_host"],
+        hop_port=values["fleet.hop_port"],
         policies=policy_choice(values),
         step_log_folder=None if step_log is None else str(step_log),
         watermark=values["engine.watermark"],

@@ -35,7 +35,8 @@ _DRAIN_POLL_S = 0.25
 class EngineOptions:
     """What an operator chooses per engine, beside the worker's own configuration.
 
-    secret: shared by the cluster. host: interface on which routers reach this engine.
+    secret: shared by the cluster. host, port: where routers reach this engine; the next free port
+    if that one is taken, 0 is any.
     stall_s: with work present and no step done for this long, the engine counts as dead.
     step_log_folder: where to write a step log (engine.steplog); None writes none.
     metrics_port: where Prometheus may scrape, on `host`, the next free one if it is taken; 0 is any

@@ -8,13 +8,13 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from cluster.core.ports import near
+
 logger = logging.getLogger(__name__)
 
 MAX_REQUEST_BYTES = 8 << 10
 REQUEST_TIMEOUT_S = 5.0
 MAX_CONNECTIONS = 32
-PORTS_TRIED = 64
-"""From a wanted port upwards: several routers of one node have one each."""
 
 
 class Page(NamedTuple):
@@ -35,7 +35,7 @@ class MetricsServer:
 
     async def start(self, host: str, port: int) -> int:
         """Listen at `port`, or at the next free one; 0 for any. Returns the port."""
-        for candidate in _candidates(port):
+        for candidate in near(port):
             try:
                 self._server = await asyncio.start_server(
                     self._serve, host, candidate, limit=MAX_REQUEST_BYTES
@@ -89,12 +89,6 @@ class MetricsServer:
             return _response("500 Internal Server Error", "text/plain", "see the log\n")
         whole = _response("200 OK", page.content_type, body)
         return whole if method == "GET" else whole[: whole.index(b"\r\n\r\n") + 4]
-
-
-def _candidates(port: int) -> list[int]:
-    if port == 0:
-        return [0]
-    return [*range(port, min(port + PORTS_TRIED, 1 << 16)), 0]
 
 
 def _response(status: str, content_type: str, text: str) -> bytes:

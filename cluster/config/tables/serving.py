@@ -87,6 +87,13 @@ FLEET = (
         example="10.0.0.7",
     ),
     _fleet(
+        "hop_port",
+        INTEGER,
+        0,
+        "port on which engines take in routers; where it is taken, the next free one; 0: any",
+        limits=Limits(0, 65535),
+    ),
+    _fleet(
         "hop_secret_file",
         PATH,
         None,
