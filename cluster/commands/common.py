@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headway.client import Connection, Delivery, HeadwayRpcError, Sampling
@@ -171,7 +171,8 @@ def connection_of(args: argparse.Namespace) -> Connection:
 def sampling_of(args: argparse.Namespace) -> Sampling:
     from headway.client import Sampling
 
-    values = {item.name: getattr(args, item.name) for item in fields(Sampling)}
+    # A conversation has no --n: it goes on from one answer.
+    values: dict[str, Any] = {i.name: getattr(args, i.name, None) for i in fields(Sampling)}
     values["stop"] = tuple(args.stop)
     values["stop_token_ids"] = tuple(args.stop_token_ids)
     values["allowed_token_ids"] = tuple(args.allowed_token_ids)

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import sys
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from cluster.commands import common
@@ -33,6 +34,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--json", action="store_true", help="print each event as a line of JSON")
     parser.add_argument("--model", default="", help="name of the model (default: the served one)")
+    parser.add_argument(
+        "--n", type=int, metavar="N", help="answers to generate, printed one after the other (1)"
+    )
     common.add_sampling_options(parser)
     common.add_delivery_options(parser)
     common.add_connection_options(parser)
@@ -45,11 +49,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _generate(args: argparse.Namespace) -> int:
-    from headway.client import Client, Delta
+    from headway.client import Client
 
     with Client(common.connection_of(args)) as client:
         prompt = _prompt(args, client)
-        last = ""
+        printer = _Printer(args.n or 1)
         events = client.generate(
             prompt,
             common.sampling_of(args),
@@ -62,13 +66,55 @@ def _generate(args: argparse.Namespace) -> int:
             for event in events:
                 if args.json:
                     print(json.dumps(event_object(event), ensure_ascii=False), flush=True)
-                elif isinstance(event, Delta) and event.text:
-                    sys.stdout.write(event.text)
-                    sys.stdout.flush()
-                    last = event.text
-        if not args.json and not last.endswith("\n"):
-            print(flush=True)
+                else:
+                    printer.take(event)
     return common.EXIT_OK
+
+
+class _Printer:
+    """Several answers come at the same time and are printed one after the other: the first as it
+    comes, each next one as soon as those before it are complete."""
+
+    def __init__(self, answers: int) -> None:
+        self._answers = answers
+        self._held: defaultdict[int, list[str]] = defaultdict(list)
+        self._complete: set[int] = set()
+        self._current = 0
+        self._last = ""
+
+    def take(self, event: Event) -> None:
+        from headway.client import Accepted, Delta
+
+        if isinstance(event, Accepted):
+            self._title()
+        elif isinstance(event, Delta):
+            if event.choice == self._current:
+                self._write(event.text)
+            else:
+                self._held[event.choice].append(event.text)
+        else:
+            self._complete.add(event.choice)
+            while self._current in self._complete:
+                self._end()
+
+    def _title(self) -> None:
+        if self._answers > 1:
+            print(f"--- {self._current + 1} of {self._answers} ---", flush=True)
+
+    def _end(self) -> None:
+        if not self._last.endswith("\n"):
+            print(flush=True)
+        self._last = ""
+        self._current += 1
+        if self._current < self._answers:
+            self._title()
+            self._write("".join(self._held.pop(self._current, ())))
+
+    def _write(self, text: str) -> None:
+        if text:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+            self._last = text
 
 
 def event_object(event: Event) -> dict[str, Any]:

@@ -24,6 +24,8 @@ MAX_PENALTY = 2.0
 MAX_LOGIT_BIAS = 100.0
 MAX_BIASED_IDS = 1024
 MAX_ALLOWED_IDS = 1 << 16
+MAX_CHOICES = 16
+"""Outputs of one request at most; each is a sequence of its own."""
 
 _MASK64 = (1 << 64) - 1
 
@@ -115,6 +117,11 @@ class SamplingParams:
         ]
 
 
+def choices_violation(n: int) -> FieldViolation | None:
+    """What is wrong with the number of outputs of one request."""
+    return _integer("n", n, 1, MAX_CHOICES)
+
+
 def _number(
     name: str, value: float, low: float, high: float, *, zero: bool
 ) -> FieldViolation | None:
@@ -185,6 +192,17 @@ def counter_key(seed: int, index: int) -> int:
 def counter_uniform(seed: int, index: int) -> float:
     """A uniform draw in [0, 1) from the upper 53 bits of counter_key."""
     return (counter_key(seed, index) >> 11) * (1.0 / (1 << 53))
+
+
+def choice_seed(seed: int, choice: int) -> int:
+    """The seed of output `choice` of a request with `seed` and several outputs.
+
+    A pure function, so that every output can be had alone; choice 0 has the request's own seed.
+    Applied twice it gives the request's seed back, so any output's log tells that too.
+    counter_key spreads a seed before anything is drawn from it: choices of neighbouring seeds share
+    no draws.
+    """
+    return (seed ^ _splitmix64(choice)) & _MASK64 if choice else seed
 
 
 def _splitmix64(value: int) -> int:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable, Sequence
 
 from google.rpc import code_pb2  # type: ignore[import-untyped]
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 class Call:
     """What becomes known of a call while it is served. request_id: also told to the caller."""
 
-    __slots__ = ("arrived_s", "method", "output_tokens", "prompt_tokens", "request_id", "timing")
+    __slots__ = ("arrived_s", "method", "output_tokens", "prompt_tokens", "request_id", "timings")
 
     def __init__(self, method: str) -> None:
         self.method = method
@@ -30,7 +30,8 @@ class Call:
         self.arrived_s = time.monotonic()
         self.prompt_tokens = 0
         self.output_tokens = 0
-        self.timing: StreamTiming | None = None
+        self.timings: list[StreamTiming] = []
+        """Of its choices, as far as they were begun."""
 
 
 async def observed(call: Call, meter: RouterMeter, work: Awaitable[None]) -> None:
@@ -56,20 +57,22 @@ def _code_of(error: BaseException) -> str:
 
 
 def _log(call: Call, code: str) -> None:
-    timing = call.timing or StreamTiming()
+    timings = call.timings
     total_s = time.monotonic() - call.arrived_s
-    facts = {
+    facts: dict[str, object] = {
         "method": call.method,
         "code": code,
         "prompt_tokens": call.prompt_tokens,
         "output_tokens": call.output_tokens,
         "total_ms": round(total_s * 1e3, 1),
-        "first_token_ms": _ms(timing.first_token_s),
-        "queue_ms": _ms(timing.queue_s),
-        "preemptions": timing.preemptions,
-        "replays": timing.replays,
-        "engines": timing.engine_ids,
+        "first_token_ms": _ms(timing.first_token_s for timing in timings),
+        "queue_ms": _ms(timing.queue_s for timing in timings),
+        "preemptions": sum(timing.preemptions for timing in timings),
+        "replays": sum(timing.replays for timing in timings),
+        "engines": _engines(timings),
     }
+    if len(timings) > 1:
+        facts["choices"] = len(timings)
     logger.info(
         "%s ended with %s: %d + %d tokens in %.3f s",
         call.method,
@@ -81,5 +84,14 @@ def _log(call: Call, code: str) -> None:
     )
 
 
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * 1e3, 1)
+def _ms(seconds: Iterable[float | None]) -> float | None:
+    """The first choice to get there is the call's."""
+    known = [one for one in seconds if one is not None]
+    return round(min(known) * 1e3, 1) if known else None
+
+
+def _engines(timings: Sequence[StreamTiming]) -> list[str]:
+    """In the order in which each choice went from one to the next; with several, each once."""
+    if len(timings) == 1:
+        return timings[0].engine_ids
+    return list(dict.fromkeys(one for timing in timings for one in timing.engine_ids))

@@ -16,8 +16,7 @@ from cluster.core.errors import FieldViolation, InvalidRequest, ModelError
 from cluster.core.modelinfo import ModelInfo
 from cluster.core.outcome import FinishReason
 from cluster.core.plan import TokenLogprob
-from cluster.core.request import wish_violations
-from cluster.core.sampling import SamplingParams
+from cluster.core.sampling import SamplingParams, choice_seed, choices_violation
 from cluster.gateway.status import UnknownModel
 from cluster.metrics.board import RouterSummary
 from cluster.router.stream import EngineStatus, GenerationRequest, StreamTiming, TokenBatch
@@ -68,33 +67,21 @@ class ModelText(NamedTuple):
     has_chat_template: bool
 
 
-MAX_NAME_BYTES = 64
-MAX_RESUME_WINDOW_S = 600.0
 MAX_PROMPT_SCORES = 1 << 18
 """They come in one message."""
-
-
-class Delivery(NamedTuple):
-    """How a request wants to be treated, whatever it asks for. Fields as in GenerationRequest."""
-
-    tenant: str
-    priority: int
-    session: str
-    ttft_objective_s: float | None
-    resume_window_s: float
-    emitted_ids: tuple[int, ...]
 
 
 class SamplingRequest(NamedTuple):
     """Checked sampling fields, before the prompt's length is known.
 
     params.max_tokens is the caller's limit, or the largest one possible when it gave none
-    (then max_tokens_given is false).
+    (then max_tokens_given is false). n: outputs of the request.
     """
 
     params: SamplingParams
     stop: tuple[str, ...]
     max_tokens_given: bool
+    n: int
 
 
 # --- in --------------------------------------------------------------------------------------
@@ -143,10 +130,13 @@ def sampling_of(
     defaults = text.defaults
     violations = [
         *_stop_violations(message.stop),
-        *_id_violations("sampling.stop_token_ids", message.stop_token_ids, model),
-        *_id_violations("sampling.allowed_token_ids", message.allowed_token_ids, model),
+        *id_violations("sampling.stop_token_ids", message.stop_token_ids, model),
+        *id_violations("sampling.allowed_token_ids", message.allowed_token_ids, model),
         *_bias_violations(message.logit_bias, model),
     ]
+    n = message.n if message.HasField("n") else 1
+    if (wrong := choices_violation(n)) is not None:
+        violations.append(wrong)
     stop_ids = set(message.stop_token_ids)
     if not message.ignore_eos:
         stop_ids.update(text.eos_token_ids)
@@ -180,58 +170,7 @@ def sampling_of(
         raise InvalidRequest([*_first_causes(error.violations), *violations]) from error
     if violations:
         raise InvalidRequest(violations)
-    return SamplingRequest(params, tuple(dict.fromkeys(message.stop)), given)
-
-
-def delivery_of(request: inference_pb2.GenerateRequest, model: ModelInfo) -> Delivery:
-    """Check what the caller wants besides tokens. Raises InvalidRequest with all violations."""
-    violations = _id_violations("emitted_ids", request.emitted_ids, model)
-    for field in ("tenant", "session"):
-        size = len(getattr(request, field).encode())
-        if size > MAX_NAME_BYTES:
-            violations.append(
-                FieldViolation(field, f"may have {MAX_NAME_BYTES} bytes at most, has {size}")
-            )
-    objective = request.ttft_objective_s if request.HasField("ttft_objective_s") else None
-    violations += wish_violations(request.priority, objective)
-    if not 0.0 <= request.resume_window_s <= MAX_RESUME_WINDOW_S:
-        violations.append(
-            FieldViolation(
-                "resume_window_s",
-                f"must be between 0 and {MAX_RESUME_WINDOW_S:g}, got {request.resume_window_s!r}",
-            )
-        )
-    if request.emitted_ids and not request.sampling.HasField("seed"):
-        violations.append(
-            FieldViolation("sampling.seed", "must be given with emitted_ids: the one in Accepted")
-        )
-    if violations:
-        raise InvalidRequest(violations)
-    return Delivery(
-        request.tenant,
-        request.priority,
-        request.session,
-        objective,
-        request.resume_window_s,
-        tuple(request.emitted_ids),
-    )
-
-
-def check_emitted(emitted_ids: tuple[int, ...], params: SamplingParams) -> None:
-    """Raises InvalidRequest unless something is left to be generated."""
-    if len(emitted_ids) >= params.max_tokens:
-        raise InvalidRequest.single(
-            "emitted_ids",
-            f"{len(emitted_ids)} ids are there already, max_tokens is {params.max_tokens}",
-        )
-    if (
-        emitted_ids
-        and len(emitted_ids) >= params.min_tokens
-        and (emitted_ids[-1] in params.stop_token_ids)
-    ):
-        raise InvalidRequest.single(
-            "emitted_ids", f"end with the stop token {emitted_ids[-1]}: the output is complete"
-        )
+    return SamplingRequest(params, tuple(dict.fromkeys(message.stop)), given, n)
 
 
 def fit(
@@ -292,7 +231,7 @@ def _stop_violations(stop: Sequence[str]) -> list[FieldViolation]:
     ]
 
 
-def _id_violations(field: str, token_ids: Sequence[int], model: ModelInfo) -> list[FieldViolation]:
+def id_violations(field: str, token_ids: Sequence[int], model: ModelInfo) -> list[FieldViolation]:
     return [
         FieldViolation(f"{field}[{at}]", f"must be below {model.vocab_size}, got {token_id}")
         for at, token_id in enumerate(token_ids)
@@ -325,19 +264,22 @@ def _check_ids(field: str, ids: Sequence[int], model: ModelInfo) -> None:
 def accepted_event(
     request: GenerationRequest, model: ModelInfo, resume_token: str
 ) -> inference_pb2.GenerateEvent:
+    """request: of any choice of the call. The seed is the call's."""
     return inference_pb2.GenerateEvent(
         accepted=inference_pb2.Accepted(
             request_id=request.request_id,
             model=model.name,
             prompt_tokens=len(request.prompt_ids),
-            seed=request.sampling.seed,
+            seed=choice_seed(request.sampling.seed, request.choice),
             max_tokens=request.sampling.max_tokens,
             resume_token=resume_token,
         )
     )
 
 
-def delta_event(batch: TokenBatch, accepted: int, text: str) -> inference_pb2.GenerateEvent:
+def delta_event(
+    batch: TokenBatch, accepted: int, text: str, choice: int = 0
+) -> inference_pb2.GenerateEvent:
     """The first `accepted` ids of `batch` and the text that became certain."""
     return inference_pb2.GenerateEvent(
         delta=inference_pb2.Delta(
@@ -347,6 +289,7 @@ def delta_event(batch: TokenBatch, accepted: int, text: str) -> inference_pb2.Ge
             emit_time_unix_us=int(batch.emit_time_s * 1e6),
             logprobs=[_score(entry) for entry in batch.logprobs[:accepted] if entry is not None],
             prompt_logprobs=[_score(entry) for entry in batch.prompt_logprobs],
+            choice=choice,
         )
     )
 
@@ -367,6 +310,7 @@ def finished_event(
     matched: str | int | None,
     usage: inference_pb2.Usage,
     timing: StreamTiming,
+    choice: int = 0,
 ) -> inference_pb2.GenerateEvent:
     """matched: the stop string, the stop token's id, or None."""
     return inference_pb2.GenerateEvent(
@@ -384,6 +328,7 @@ def finished_event(
                 engine_ids=timing.engine_ids,
                 recomputed_tokens=timing.recomputed_tokens,
             ),
+            choice=choice,
         )
     )
 

@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
-import time
-from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple, TypeAlias
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import grpc.aio
 
 from cluster.core.errors import Unavailable
 from cluster.core.modelinfo import ModelInfo
-from cluster.core.outcome import FinishReason, Refusal
+from cluster.core.outcome import Refusal
 from cluster.gateway import mapping
 from cluster.gateway.calls import Call, observed
 from cluster.gateway.config import Limits
+from cluster.gateway.delivery import delivery_of, outputs_of, positions_of
 from cluster.gateway.encoding import EncodePool
 from cluster.gateway.interceptors import caller_of
+from cluster.gateway.outputs import Output, Send, send_outputs
 from cluster.gateway.status import answer
-from cluster.metrics.router import RouterMeter, StreamMeter
-from cluster.router.stream import GenerationRequest, TokenSource, TokenStream
-from cluster.text.pipeline import OutputText, StopRules
-from cluster.text.stop import StopStrings
+from cluster.metrics.router import RouterMeter
+from cluster.router.stream import GenerationRequest, TokenSource
 from cluster.text.tokenizer import Tokenizer
 from headway.v1 import inference_pb2, inference_pb2_grpc
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
-Send: TypeAlias = Callable[[inference_pb2.GenerateEvent], Awaitable[None]]
-
-
-class _Prepared(NamedTuple):
-    """A request that passed every check the front door can make."""
-
-    model: ModelInfo
-    request: GenerationRequest
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServicer):
@@ -96,95 +87,93 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.GenerateRequest, caller: str
     ) -> inference_pb2.CompleteResponse:
         response = inference_pb2.CompleteResponse()
-        texts: list[str] = []
+        choices: dict[int, inference_pb2.Choice] = {}
+        texts: defaultdict[int, list[str]] = defaultdict(list)
 
         async def collect(event: inference_pb2.GenerateEvent) -> None:
             if event.HasField("delta"):
-                response.token_ids.extend(event.delta.token_ids)
-                texts.append(event.delta.text)
-                response.logprobs.extend(event.delta.logprobs)
-                response.prompt_logprobs.extend(event.delta.prompt_logprobs)
+                delta = event.delta
+                choice = choices.setdefault(delta.choice, inference_pb2.Choice())
+                choice.token_ids.extend(delta.token_ids)
+                texts[delta.choice].append(delta.text)
+                choice.logprobs.extend(delta.logprobs)
+                response.prompt_logprobs.extend(delta.prompt_logprobs)
             elif event.HasField("accepted"):
                 response.accepted.CopyFrom(event.accepted)
             else:
-                response.finished.CopyFrom(event.finished)
+                finished = event.finished
+                choice = choices.setdefault(finished.choice, inference_pb2.Choice())
+                choice.finished.CopyFrom(finished)
 
         call = Call("Complete")
         await observed(call, self._meter, self._generate(call, request, caller, collect))
-        response.text = "".join(texts)
+        for number in sorted(choices):
+            choices[number].text = "".join(texts[number])
+            response.choices.append(choices[number])
         return response
 
     async def _generate(
         self, call: Call, request: inference_pb2.GenerateRequest, caller: str, send: Send
     ) -> None:
-        prepared = await self._prepare(call, request, caller)
-        stream = await self._source.open(prepared.request)
-        meter = self._meter.stream(call.arrived_s, len(prepared.request.prompt_ids))
-        await self._read(call, prepared, stream, send, meter)
+        model, requests = await self._prepare(call, request, caller)
+        streams = await self._source.open_all(requests)
+        # The choices share one prompt, which counts once.
+        prompts = [len(requests[0].prompt_ids), *[0] * (len(requests) - 1)]
+        outputs = [
+            Output(call, one, stream, self._meter.stream(call.arrived_s, prompt_tokens))
+            for one, stream, prompt_tokens in zip(requests, streams, prompts, strict=True)
+        ]
+        await self._send(call, model, requests[0], outputs, send)
 
     async def _resume(self, call: Call, request: inference_pb2.ResumeRequest, send: Send) -> None:
         model = self._model("")
-        resumed = await self._source.resume(request.resume_token, request.next_index)
-        meter = self._meter.resumed(call.arrived_s)
-        await self._read(call, _Prepared(model, resumed.request), resumed.stream, send, meter)
+        positions = positions_of(request)
+        resumed = await self._source.resume_all(request.resume_token, positions)
+        outputs = [
+            Output(call, one.request, one.stream, self._meter.resumed(call.arrived_s))
+            for one in resumed
+        ]
+        await self._send(call, model, resumed[0].request, outputs, send)
 
-    async def _read(
+    async def _send(
         self,
         call: Call,
-        prepared: _Prepared,
-        stream: TokenStream,
+        model: ModelInfo,
+        request: GenerationRequest,
+        outputs: Sequence[Output],
         send: Send,
-        meter: StreamMeter,
     ) -> None:
-        """The one path of an output, new or resumed: every event goes to `send`, in order."""
-        opened = time.monotonic()
-        request = prepared.request
-        call.prompt_tokens, call.timing = len(request.prompt_ids), stream.timing
+        """request: of any of the outputs."""
+        call.prompt_tokens = len(request.prompt_ids)
         try:
-            await send(mapping.accepted_event(request, prepared.model, stream.resume_token))
-            output = OutputText(self._tokenizer.detokenizer(), _rules(request))
-            # What was delivered before: the reader has its text.
-            output.feed(request.emitted_ids)
-            reason, matched = await _pump(call, stream, output, send, meter)
-            timing = stream.timing
-            if timing.total_s is None:
-                # The source does not see the end when a stop string decides it here.
-                timing = dataclasses.replace(timing, total_s=time.monotonic() - opened)
-            stream.end()
-            usage = inference_pb2.Usage(
-                prompt_tokens=len(request.prompt_ids),
-                completion_tokens=len(request.emitted_ids) + call.output_tokens,
-            )
-            meter.finished(reason, timing.queue_s)
-            await send(mapping.finished_event(reason, matched, usage, timing))
+            await send(mapping.accepted_event(request, model, outputs[0].stream.resume_token))
+            await send_outputs(outputs, self._tokenizer.detokenizer, send)
         finally:
-            meter.over(time.monotonic())
-            stream.leave()
+            for output in outputs:
+                output.close()
 
     async def _prepare(
         self, call: Call, request: inference_pb2.GenerateRequest, caller: str
-    ) -> _Prepared:
-        """Cheap checks first; tokenising is the expensive one. caller: see caller_of()."""
+    ) -> tuple[ModelInfo, list[GenerationRequest]]:
+        """Every check that the front door can make, cheap ones first; tokenising is the expensive
+        one. One request per output that is wanted. caller: see caller_of()."""
         model = self._model(request.model)
         prompt = mapping.prompt_of(request)
         sampling = mapping.sampling_of(request.sampling, model, self._text)
-        delivery = mapping.delivery_of(request, model)
+        delivery = delivery_of(request, model, sampling.n)
         prompt_ids = await self._encoder.encode(prompt)
-        params = mapping.fit(sampling, prompt, prompt_ids, model)
-        mapping.check_emitted(delivery.emitted_ids, params)
         accepted = GenerationRequest(
             call.request_id,
             tuple(prompt_ids),
-            params,
+            mapping.fit(sampling, prompt, prompt_ids, model),
             tenant=f"{caller}/{delivery.tenant}" if caller else delivery.tenant,
             priority=delivery.priority,
             session=delivery.session,
             ttft_objective_s=delivery.ttft_objective_s,
             stop=sampling.stop,
             resume_window_s=delivery.resume_window_s,
-            emitted_ids=delivery.emitted_ids,
         )
-        return _Prepared(model, accepted)
+        return model, outputs_of(accepted, delivery.outputs)
 
     async def _tokenize(
         self, request: inference_pb2.TokenizeRequest
@@ -209,36 +198,3 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             raise Unavailable("no engine has connected yet", Refusal.NO_ENGINE)
         mapping.check_model(name, model)
         return model
-
-
-def _rules(request: GenerationRequest) -> StopRules:
-    sampling = request.sampling
-    return StopRules(
-        StopStrings(request.stop), frozenset(sampling.stop_token_ids), sampling.min_tokens
-    )
-
-
-async def _pump(
-    call: Call, stream: TokenStream, output: OutputText, send: Send, meter: StreamMeter
-) -> tuple[FinishReason, str | int | None]:
-    """Send Deltas until the output ends: why it did, and what it matched.
-
-    Whatever has queued up since the last write goes out as one message.
-    """
-    while True:
-        batch = await stream.next()
-        piece = output.feed(batch.token_ids)
-        text, matched = piece.text, piece.matched
-        reason = batch.finish if matched is None else FinishReason.STOP
-        if reason is not None and matched is None:
-            rest = output.finish()
-            text, matched = text + rest.text, rest.matched
-            if matched is not None:
-                reason = FinishReason.STOP
-        if piece.accepted or text:
-            call.output_tokens += piece.accepted
-            if piece.accepted:
-                meter.tokens(piece.accepted, time.monotonic())
-            await send(mapping.delta_event(batch, piece.accepted, text))
-        if reason is not None:
-            return reason, matched

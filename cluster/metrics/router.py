@@ -95,7 +95,10 @@ FINISHED = Family(
     (Label("reason", tuple(reason.value for reason in FinishReason)),),
 )
 PROMPT = Family(
-    "headway_router_prompt_tokens_total", _C, "tokens", "Prompt tokens of streams that were begun."
+    "headway_router_prompt_tokens_total",
+    _C,
+    "tokens",
+    "Prompt tokens of calls that were begun; several outputs of one share them.",
 )
 OUTPUT = Family(
     "headway_router_output_tokens_total", _C, "tokens", "Output tokens handed over to gRPC."

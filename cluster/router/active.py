@@ -59,6 +59,9 @@ class ActiveStream:
         self.producer: Producer | None = None
         self.slow_since_s: float | None = None
         self.resume_token = ""
+        """Of its call, for the client; "" if it is not kept."""
+        self.kept_as = ""
+        """The token under which this choice of the call is kept, here and at its engine."""
         self.expires_s: float | None = None
         """When it is given up if nobody resumes it; None while somebody reads it."""
         self._on_left = on_left

@@ -20,7 +20,7 @@ def keep_of(stream: ActiveStream) -> Keep | None:
     if not stream.resume_token:
         return None
     return Keep(
-        stream.resume_token,
+        stream.kept_as,
         request.resume_window_s,
         request.request_id,
         list(request.stop),
@@ -28,8 +28,9 @@ def keep_of(stream: ActiveStream) -> Keep | None:
     )
 
 
-def request_of(kept: KeptLog) -> GenerationRequest:
-    """The request as it was asked for, with all ids that its engine knew."""
+def request_of(kept: KeptLog, choice: int) -> GenerationRequest:
+    """The request as it was asked for, with all ids that its engine knew. choice: the token says
+    which."""
     keep = kept.keep
     return GenerationRequest(
         keep.request_id,
@@ -41,6 +42,7 @@ def request_of(kept: KeptLog) -> GenerationRequest:
         stop=tuple(keep.stop),
         resume_window_s=keep.window_s,
         emitted_ids=tuple(kept.emitted_ids),
+        choice=choice,
     )
 
 

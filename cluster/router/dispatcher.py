@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
-import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -19,6 +17,7 @@ from cluster.core.errors import (
     FieldViolation,
     HeadwayError,
     InvalidRequest,
+    InvariantViolation,
     Overloaded,
     ResumedElsewhere,
     SequenceFailed,
@@ -33,7 +32,7 @@ from cluster.fleet.job import Job
 from cluster.fleet.placements.base import Placement
 from cluster.fleet.relief import Waiting
 from cluster.fleet.scaling import FleetDemand
-from cluster.fleet.snapshot import EngineCapacity, EngineSnapshot
+from cluster.fleet.snapshot import EngineSnapshot
 from cluster.fleet.token_log import SequenceGap
 from cluster.hop.link import EngineLink, LinkListener, LinkSettings
 from cluster.hop.messages import (
@@ -42,8 +41,8 @@ from cluster.hop.messages import (
     Adopted,
     Drain,
     Failure,
-    Forget,
     Frame,
+    KeptLog,
     Pause,
     Resume,
     Submit,
@@ -51,7 +50,9 @@ from cluster.hop.messages import (
 )
 from cluster.metrics.facts import RouterCounters, RouterFacts
 from cluster.router.active import ActiveStream, Producer, StreamReader
-from cluster.router.adoption import Adoptions, keep_of, request_of
+from cluster.router.adoption import keep_of
+from cluster.router.engines import ConnectedEngine, ConnectedEngines
+from cluster.router.kept import KeptStreams, tokens_of
 from cluster.router.stream import EngineStatus, GenerationRequest, Resumed
 
 logger = logging.getLogger(__name__)
@@ -79,32 +80,9 @@ class DispatcherSettings:
     min_engines: int = 1
 
 
-class _Engine:
-    """A connected engine and the streams placed on it, by stream id."""
-
-    def __init__(self, link: EngineLink, welcome: Welcome) -> None:
-        self.link = link
-        self.welcome = welcome
-        self.snapshot = EngineSnapshot(
-            welcome.engine_id,
-            EngineCapacity(
-                welcome.max_sequence_len,
-                welcome.model.block_size,
-                welcome.model.num_blocks,
-                welcome.max_num_seqs,
-                welcome.max_num_batched_tokens,
-            ),
-            weights=welcome.model.weights,
-        )
-        self.streams: dict[int, ActiveStream] = {}
-        self.next_stream = 1
-        port = welcome.metrics_port
-        self.metrics = f"{link.address[0]}:{port}" if port else ""
-
-
 class Dispatcher:
-    """Implements TokenSource, LinkListener and, for the fleet's decisions, Courier. Must be made
-    inside its asyncio loop."""
+    """Implements TokenSource, LinkListener, Home of kept streams and, for the fleet's decisions,
+    Courier. Must be made inside its asyncio loop."""
 
     def __init__(
         self,
@@ -119,17 +97,13 @@ class Dispatcher:
         self._connect = connect
         self.fleet = Fleet(self, placement, self.settings.fleet)
         self._links: dict[tuple[str, int], EngineLink] = {}
-        self._engines: dict[EngineLink, _Engine] = {}
-        self._by_id: dict[str, _Engine] = {}
+        self._engines = ConnectedEngines(self.settings.tokenizer)
         self._active: set[ActiveStream] = set()
         self._of_job: dict[Job, ActiveStream] = {}
-        self._kept: dict[str, ActiveStream] = {}
-        """Streams that can be resumed, by token."""
-        self._adoptions = Adoptions()
         self.counters = RouterCounters()
+        self._kept = KeptStreams(self, self._count_resumed)
         self._told_preemptions: dict[Job, int] = {}
         """Of the streams that wait at the engine whose frame is being taken in."""
-        self._model: ModelInfo | None = None
         self._closing = False
         self._watch = asyncio.create_task(self._watch_streams())
 
@@ -146,8 +120,7 @@ class Dispatcher:
 
     def expect(self, model: ModelInfo) -> None:
         """What the fleet serves, for requests that come before the first engine does."""
-        if self._model is None and not self._unfit(model):
-            self._model = model
+        self._engines.expect(model)
 
     def demand(self) -> FleetDemand:
         """What waits here, for whoever decides how many engines there should be."""
@@ -180,7 +153,7 @@ class Dispatcher:
 
     @property
     def model(self) -> ModelInfo | None:
-        return self._model
+        return self._engines.model
 
     @property
     def active_streams(self) -> int:
@@ -191,11 +164,11 @@ class Dispatcher:
 
     def engines(self) -> list[EngineStatus]:
         now = time.monotonic()
-        return [_status(engine, now) for engine in self._engines.values()]
+        return [engine.status(now) for engine in self._engines]
 
     def scraped(self) -> list[tuple[str, str]]:
         """The engines' ids, and where each of them is scraped."""
-        return [(engine.welcome.engine_id, engine.metrics) for engine in self._engines.values()]
+        return [(engine.welcome.engine_id, engine.metrics) for engine in self._engines]
 
     def facts(self) -> RouterFacts:
         waiting = self.fleet.waiting
@@ -210,7 +183,7 @@ class Dispatcher:
         )
 
     def drain(self, engine_id: str, undo: bool) -> int | None:
-        engine = self._by_id.get(engine_id)
+        engine = self._engines.named(engine_id)
         if engine is None:
             return None
         engine.link.send(Drain(undo))
@@ -219,16 +192,37 @@ class Dispatcher:
     # -- streams -------------------------------------------------------------------------------
 
     async def open(self, request: GenerationRequest) -> StreamReader:
+        """One that is a call of its own."""
+        return (await self.open_all([request]))[0]
+
+    async def open_all(self, requests: Sequence[GenerationRequest]) -> list[StreamReader]:
         if self._closing:
             raise Unavailable("the router is shutting down", Refusal.SHUTDOWN)
-        if len(self._active) >= self.settings.max_streams:
+        if len(self._active) + len(requests) > self.settings.max_streams:
+            more = f" and {len(requests)} more are asked for" if len(requests) > 1 else ""
             raise Overloaded(
-                f"{len(self._active)} streams are in flight, the limit is "
+                f"{len(self._active)} streams are in flight{more}, the limit is "
                 f"{self.settings.max_streams}; try again later",
                 retry_after_s=1.0,
                 reason=Refusal.STREAMS,
             )
-        # Refused here, not at the engine: prompt and max_tokens are the caller's to change.
+        for request in requests:
+            self._check(request)
+        streams = [self.begin(request) for request in requests]
+        if requests[0].resume_window_s > 0:
+            self._kept.keep(streams)
+        try:
+            for stream in streams:
+                self.fleet.offer(stream.job, stream.job.arrival_s)
+        except Overloaded:
+            # All or none: those that have a place already give it back.
+            for stream in streams:
+                self.give_up(stream)
+            raise
+        return [stream.attach(len(stream.request.emitted_ids)) for stream in streams]
+
+    def _check(self, request: GenerationRequest) -> None:
+        """Refused here, not at the engine: prompt and max_tokens are the caller's to change."""
         engine_request = EngineRequest(
             request.prompt_ids,
             request.sampling,
@@ -238,77 +232,65 @@ class Dispatcher:
             ttft_objective_s=request.ttft_objective_s,
         )
         if self._engines:
-            check_fits(
-                engine_request, max(e.welcome.max_sequence_len for e in self._engines.values())
-            )
-        stream = self._new_stream(request)
-        if request.resume_window_s > 0:
-            self._keep(stream, secrets.token_urlsafe(24))
-        try:
-            self.fleet.offer(stream.job, stream.job.arrival_s)
-        except Overloaded:
-            self._give_up(stream)
-            raise
-        return stream.attach(len(request.emitted_ids))
+            check_fits(engine_request, self._engines.longest)
 
     async def resume(self, token: str, next_index: int) -> Resumed:
-        stream, origin = self._kept.get(token), ResumedFrom.HERE
-        if stream is None:
-            stream, origin = await self._adopt(token), ResumedFrom.ENGINE
-        held = len(stream.log.emitted)
-        if not 0 <= next_index <= held:
-            raise InvalidRequest.single(
-                "next_index", f"must be between 0 and {held}, what was produced; got {next_index}"
-            )
-        self.counters.resumes[origin] += 1
-        emitted = tuple(stream.log.emitted[:next_index])
-        request = dataclasses.replace(stream.request, emitted_ids=emitted)
-        return Resumed(request, stream.attach(next_index))
+        """One that is a call of its own."""
+        return (await self.resume_all(token, {0: next_index}))[0]
+
+    async def resume_all(self, token: str, positions: Mapping[int, int]) -> list[Resumed]:
+        resumed = [] if self._closing else await self._kept.resume(token, positions)
+        if self._closing:
+            raise Unavailable("the router is shutting down", Refusal.SHUTDOWN)
+        return resumed
 
     def forget(self, token: str) -> None:
-        stream = self._kept.get(token)
-        if stream is not None:
-            self._give_up(stream)
-        for engine in self._engines.values():
-            engine.link.send(Forget(token))
+        try:
+            kept_as = tokens_of(token).values()
+        except UnknownResumeToken:
+            return
+        for stream in self._kept.of(token):
+            self.give_up(stream)
+        for one in kept_as:
+            self._engines.forget(one)
 
-    def _new_stream(self, request: GenerationRequest) -> ActiveStream:
+    # -- Home ----------------------------------------------------------------------------------
+
+    def begin(self, request: GenerationRequest) -> ActiveStream:
         stream = ActiveStream(request, self._reader_left, self._reader_caught_up)
         stream.job.arrival_s = time.monotonic()
         self._active.add(stream)
         self._of_job[stream.job] = stream
         return stream
 
-    def _keep(self, stream: ActiveStream, token: str) -> None:
-        stream.resume_token = token
-        self._kept[token] = stream
-
-    async def _adopt(self, token: str) -> ActiveStream:
-        """A stream that another router had, from the engine that produced it."""
-        links = [engine.link for engine in self._engines.values()]
-        found = await self._adoptions.ask(links, token)
-        if token in self._kept:
-            # Two calls asked at the same time; the engine's answer went to the first.
-            return self._kept[token]
-        if found is None or self._closing:
-            raise UnknownResumeToken("no such stream is kept; it may have expired")
-        stream = self._new_stream(request_of(found))
-        self._keep(stream, token)
-        output, stream.log.prompt_logprobs = found.scores
+    def go_on(self, stream: ActiveStream, log: KeptLog) -> None:
+        output, stream.log.prompt_logprobs = log.scores
         if output:
             stream.log.logprobs[-len(output) :] = output
-        if found.finish is not None:
-            stream.log.finish = found.finish
+        if log.finish is not None:
+            stream.log.finish = log.finish
             self._let_go(stream)
         else:
             stream.timing.replays += 1
             self.fleet.again(stream.job, time.monotonic())
-        return stream
+
+    def give_up(self, stream: ActiveStream) -> None:
+        stream.close()
+        self._kept.drop(stream)
+        self._let_go(stream)
+
+    def links(self) -> list[EngineLink]:
+        return [engine.link for engine in self._engines]
+
+    def _count_resumed(self, origin: ResumedFrom) -> None:
+        self.counters.resumes[origin] += 1
 
     # -- Courier -------------------------------------------------------------------------------
 
     def send(self, job: Job, engine: EngineSnapshot) -> int:
-        stream, target = self._of_job[job], self._by_id[engine.engine_id]
+        stream, target = self._of_job[job], self._engines.named(engine.engine_id)
+        if target is None:
+            raise InvariantViolation(f"engine {engine.engine_id} was chosen but is not connected")
         number = target.next_stream
         target.next_stream += 1
         if job.begun and job.weights != engine.weights:
@@ -341,7 +323,7 @@ class Dispatcher:
         producer, stream.producer = stream.producer, None
         if producer is None:
             return
-        engine = self._engines.get(producer.link)
+        engine = self._engines.of(producer.link)
         if engine is not None and engine.streams.pop(producer.stream, None) is not None:
             producer.link.send(Abort(producer.stream))
 
@@ -368,13 +350,6 @@ class Dispatcher:
 
     def _fail(self, stream: ActiveStream, error: HeadwayError) -> None:
         stream.fail(error)
-        self._let_go(stream)
-
-    def _give_up(self, stream: ActiveStream) -> None:
-        """Nobody wants it any more, now or later."""
-        stream.close()
-        if stream.resume_token:
-            self._kept.pop(stream.resume_token, None)
         self._let_go(stream)
 
     def _let_go(self, stream: ActiveStream) -> None:
@@ -410,9 +385,8 @@ class Dispatcher:
         while True:
             await asyncio.sleep(0.1)
             now = time.monotonic()
-            for stream in list(self._kept.values()):
-                if stream.expires_s is not None and now >= stream.expires_s:
-                    self._give_up(stream)
+            for stream in self._kept.expired(now):
+                self.give_up(stream)
             for job in self.fleet.overdue(now):
                 stream = self._of_job[job]
                 self._fail(stream, self._why_overdue(stream))
@@ -428,7 +402,7 @@ class Dispatcher:
         if not self._engines:
             text = f"no engine came up {waited}; see `headway status`"
             return Unavailable(text, Refusal.NO_ENGINE)
-        if not any(e.snapshot.can_hold(stream.job.sequence_len) for e in self._engines.values()):
+        if not self._engines.can_hold(stream.job.sequence_len):
             text = f"no engine that is large enough for this request came up {waited}"
             return Unavailable(text, Refusal.NO_ENGINE)
         return Overloaded(
@@ -440,35 +414,16 @@ class Dispatcher:
     # -- LinkListener --------------------------------------------------------------------------
 
     def on_up(self, link: EngineLink, welcome: Welcome) -> None:
-        problem = self._unfit(welcome.model)
+        problem = self._engines.unfit(welcome.model)
         if problem:
             link.disconnect(f"engine {welcome.engine_id} is of no use here: {problem}")
             return
-        if self._model is None or self._model.weights != welcome.model.weights:
-            logger.info("the fleet now serves %s", welcome.model.name)
-        engine = self._engines[link] = _Engine(link, welcome)
-        self._by_id[welcome.engine_id] = engine
-        longest = max(e.welcome.max_sequence_len for e in self._engines.values())
-        self._model = dataclasses.replace(welcome.model, max_model_len=longest)
+        engine = self._engines.add(link, welcome)
         logger.info("engine %s (epoch %d) is connected", welcome.engine_id, welcome.epoch)
         self.fleet.joined(engine.snapshot, time.monotonic())
 
-    def _unfit(self, model: ModelInfo) -> str:
-        """Why no stream of this router can run on an engine with this model; "" if it can. Other
-        weights are fine, and are how a rolling update looks; another vocabulary is not."""
-        tokenizer = self.settings.tokenizer
-        if tokenizer and model.tokenizer and tokenizer != model.tokenizer:
-            return f"{model.name} has another tokenizer than this router's model"
-        ours = self._model
-        if ours is not None and self._engines and ours.vocab_size != model.vocab_size:
-            return (
-                f"{model.name} has a vocabulary of {model.vocab_size}, "
-                f"{ours.name} of {ours.vocab_size}"
-            )
-        return ""
-
     def on_frame(self, link: EngineLink, frame: Frame) -> None:
-        engine = self._engines.get(link)
+        engine = self._engines.of(link)
         if engine is None:
             return
         if frame.epoch != engine.welcome.epoch:
@@ -492,7 +447,7 @@ class Dispatcher:
             self._take_failure(engine, failure)
         self._hear(engine, frame)
 
-    def _hear(self, engine: _Engine, frame: Frame) -> None:
+    def _hear(self, engine: ConnectedEngine, frame: Frame) -> None:
         """What the frame says of the engine's load, and who of ours waits there."""
         waiting: list[Waiting] = []
         for part in frame.waiting:
@@ -508,28 +463,27 @@ class Dispatcher:
             self.fleet.drain(engine_id, undo=not frame.draining)
 
     def on_adopted(self, link: EngineLink, message: Adopted) -> None:
-        self._adoptions.answered(message)
+        self._kept.answered(message)
 
     def on_down(self, link: EngineLink, reason: str) -> None:
-        engine = self._engines.pop(link, None)
+        engine = self._engines.remove(link)
         if engine is None:
             return
         engine_id = engine.welcome.engine_id
         self.counters.losses[link.lost_by] += 1
         logger.warning("engine %s is lost: %s", engine_id, reason)
-        if self._by_id.get(engine_id) is engine:
-            del self._by_id[engine_id]
+        if self._engines.unname(engine):
             self.fleet.left(engine_id)
         for stream in list(engine.streams.values()):
             self._replay(stream, link.lost_by, f"engine {engine_id} is lost ({reason})")
 
-    def _take_failure(self, engine: _Engine, failure: Failure) -> None:
+    def _take_failure(self, engine: ConnectedEngine, failure: Failure) -> None:
         stream = engine.streams.pop(failure.stream, None)
         if stream is None:
             return
         if failure.reason == RESUMED_ELSEWHERE:
             self._fail(stream, ResumedElsewhere(failure.reason))
-            self._give_up(stream)
+            self.give_up(stream)
         elif failure.invalid:
             violations = [FieldViolation(f, d) for f, d in failure.invalid]
             self._fail(stream, InvalidRequest(violations))
@@ -548,27 +502,4 @@ def _submit(number: int, stream: ActiveStream) -> Submit:
         priority=request.priority,
         ttft_objective_s=request.ttft_objective_s,
         keep=keep_of(stream),
-    )
-
-
-def _status(engine: _Engine, now: float) -> EngineStatus:
-    load = engine.snapshot.load
-    host = engine.link.address[0]
-    return EngineStatus(
-        engine_id=engine.welcome.engine_id,
-        address=f"{host}:{engine.link.address[1]}",
-        epoch=engine.welcome.epoch,
-        connected=engine.link.connected,
-        blocks_total=load.blocks_total if load else 0,
-        blocks_free=load.blocks_free if load else 0,
-        running=load.running if load else 0,
-        waiting=load.waiting if load else 0,
-        step=load.step if load else 0,
-        tokens_per_s=load.tokens_per_s if load else 0.0,
-        preemptions=load.preemptions if load else 0,
-        frame_age_s=now - engine.link.last_frame_s,
-        draining=engine.snapshot.draining,
-        step_s=load.step_s if load else 0.0,
-        recomputed_tokens=load.recomputed_tokens if load else 0,
-        metrics=engine.metrics,
     )

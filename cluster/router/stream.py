@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -16,7 +16,8 @@ from cluster.metrics.facts import RouterFacts
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """A validated request: everything that decides which tokens come out.
+    """A validated request for one output: everything that decides which tokens come out. A call
+    with several choices is as many of these.
 
     prompt_ids: at least one, each inside the vocabulary. sampling: fully resolved, seed included.
     tenant: whose request it is; queues are per tenant, and tenants share no KV blocks. priority:
@@ -24,7 +25,8 @@ class GenerationRequest:
     the placement looks at it. ttft_objective_s: when its first token is wanted.
     stop: strings that end the output, for whoever goes on with it; not looked at by the router.
     resume_window_s: how long the stream is kept for somebody to resume it; 0 for not at all.
-    emitted_ids: output that was delivered before, by an earlier call.
+    emitted_ids: output that was delivered before, by an earlier call. choice: which of its call's
+    outputs it is; the seed in `sampling` is its own.
     """
 
     request_id: str
@@ -37,6 +39,7 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     resume_window_s: float = 0.0
     emitted_ids: tuple[TokenId, ...] = ()
+    choice: int = 0
 
 
 class TokenBatch(NamedTuple):
@@ -83,7 +86,8 @@ class TokenStream(Protocol):
 
     @property
     def resume_token(self) -> str:
-        """For TokenSource.resume; "" for a stream that is not kept."""
+        """For TokenSource.resume_all, the same for all choices of a call; "" for a stream that is
+        not kept."""
 
     async def next(self) -> TokenBatch:
         """All tokens that have come since the last call; waits for the first.
@@ -143,15 +147,17 @@ class TokenSource(Protocol):
     def ready(self) -> bool:
         """True while at least one engine is connected and alive."""
 
-    async def open(self, request: GenerationRequest) -> TokenStream:
-        """Place the request. Raises InvalidRequest (can never fit), Overloaded or Unavailable."""
+    async def open_all(self, requests: Sequence[GenerationRequest]) -> Sequence[TokenStream]:
+        """Place the choices of one call, at least one: all or none of them. They differ in choice,
+        seed and emitted ids. Raises InvalidRequest (can never fit), Overloaded, Unavailable."""
 
-    async def resume(self, token: str, next_index: int) -> Resumed:
-        """Read a kept stream from output token `next_index` on. Raises UnknownResumeToken,
-        InvalidRequest for an index beyond what was produced, Unavailable."""
+    async def resume_all(self, token: str, positions: Mapping[int, int]) -> list[Resumed]:
+        """Read kept choices of a call on. positions: choice -> output token to go on from; none at
+        all wants every choice from its first token. Raises UnknownResumeToken, InvalidRequest for
+        a choice or an index beyond what there is, Unavailable."""
 
     def forget(self, token: str) -> None:
-        """Give up a kept stream. Idempotent."""
+        """Give up all choices of a kept call. Idempotent."""
 
     def engines(self) -> list[EngineStatus]: ...
 

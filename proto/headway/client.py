@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -43,6 +43,7 @@ from headway.errors import (
 from headway.resuming import Progress
 from headway.types import (
     Accepted,
+    Choice,
     Completion,
     Delivery,
     Delta,
@@ -60,6 +61,7 @@ __all__ = [
     "Accepted",
     "AsyncClient",
     "Cancelled",
+    "Choice",
     "Client",
     "ClientError",
     "Completion",
@@ -175,6 +177,8 @@ class Client:
         timeout_s: float | None = None,
     ) -> Generator[Event, None, None]:
         """Stream an output: Accepted, Deltas, Finished. The call starts with the first next().
+        With Sampling.n above 1 the events of all choices come as they come about, each with its
+        `choice`, and the stream ends with the last Finished.
 
         Closing the iterator (or leaving the loop and dropping it) gives the request up. With a
         resume window a lost call is gone on with; timeout_s is then each call's own.
@@ -194,7 +198,7 @@ class Client:
         delivery: Delivery | None = None,
         timeout_s: float | None = None,
     ) -> Completion:
-        """A whole output at once."""
+        """A whole output at once, or all of them."""
         request = types.generate_request(prompt, sampling, model, delivery)
         return types.completion_of(self._call(self._inference.Complete, request, timeout_s))
 
@@ -232,9 +236,14 @@ class Client:
             time.sleep(min(READY_POLL_S, _left(deadline, timeout_s)))
 
     def resume(
-        self, resume_token: str, next_index: int, *, timeout_s: float | None = None
+        self,
+        resume_token: str,
+        next_index: int | Mapping[int, int],
+        *,
+        timeout_s: float | None = None,
     ) -> Generator[Event, None, None]:
-        """A kept stream from output token `next_index` on."""
+        """A kept stream from output token `next_index` on. With several choices: choice -> index
+        for those that are wanted, or {} for all from the start."""
         types.check_timeout(timeout_s)
         request = types.resume_request(resume_token, next_index)
         return self._events(self._inference.Resume, request, timeout_s)
@@ -338,6 +347,8 @@ class AsyncClient:
         timeout_s: float | None = None,
     ) -> AsyncGenerator[Event, None]:
         """Stream an output: Accepted, Deltas, Finished. The call starts with the first event.
+        With Sampling.n above 1 the events of all choices come as they come about, each with its
+        `choice`, and the stream ends with the last Finished.
 
         aclose() gives the request up. A loop that is left early closes an asynchronous generator
         only when that is collected; contextlib.aclosing does it at once. With a resume window a
@@ -358,7 +369,7 @@ class AsyncClient:
         delivery: Delivery | None = None,
         timeout_s: float | None = None,
     ) -> Completion:
-        """A whole output at once."""
+        """A whole output at once, or all of them."""
         request = types.generate_request(prompt, sampling, model, delivery)
         response = await self._call(self._inference.Complete, request, timeout_s)
         return types.completion_of(response)
@@ -401,9 +412,14 @@ class AsyncClient:
             await asyncio.sleep(min(READY_POLL_S, _left(deadline, timeout_s)))
 
     def resume(
-        self, resume_token: str, next_index: int, *, timeout_s: float | None = None
+        self,
+        resume_token: str,
+        next_index: int | Mapping[int, int],
+        *,
+        timeout_s: float | None = None,
     ) -> AsyncGenerator[Event, None]:
-        """A kept stream from output token `next_index` on."""
+        """A kept stream from output token `next_index` on. With several choices: choice -> index
+        for those that are wanted, or {} for all from the start."""
         types.check_timeout(timeout_s)
         request = types.resume_request(resume_token, next_index)
         return self._events(self._inference.Resume, request, timeout_s)

@@ -28,25 +28,35 @@ class Progress:
         self._clock = clock
         self.token = ""
         """Of the stream, once it is accepted; "" when it is not kept any more."""
-        self.finished = False
         self._seed: int | None = None
-        self._ids: list[int] = list(request.emitted_ids)
+        self._ids: dict[int, list[int]] = {e.choice: list(e.token_ids) for e in request.emitted}
+        """The ids so far of each choice that is not finished; of all once the stream is accepted,
+        for nobody has looked at n before."""
+        self._done = False
         self._lost_s: float | None = None
         self._pause_s = FIRST_PAUSE_S
+
+    @property
+    def finished(self) -> bool:
+        return self._done
 
     def take(self, event: Event) -> Event | None:
         """Note an event of a call; the event for the caller, None if it has it already."""
         if isinstance(event, Accepted):
             first = self._seed is None
+            if first and not self._ids:
+                n = self._request.sampling.n if self._request.sampling.HasField("n") else 1
+                self._ids = {choice: [] for choice in range(n)}
             self.token, self._seed = event.resume_token, event.seed
             return event if first else None
         # An Accepted alone is no progress: the next loss may come before any token.
         self._lost_s = None
         self._pause_s = FIRST_PAUSE_S
         if isinstance(event, Delta):
-            self._ids += event.token_ids
+            self._ids[event.choice] += event.token_ids
         elif isinstance(event, Finished):
-            self.finished = True
+            del self._ids[event.choice]
+            self._done = not self._ids
         return event
 
     def pause_s(self, error: HeadwayRpcError) -> float:
@@ -72,11 +82,20 @@ class Progress:
         """Of the next call, the first included: resume by token; without one the request itself,
         with what it has given so far."""
         if self.token:
-            return inference_pb2.ResumeRequest(resume_token=self.token, next_index=len(self._ids))
+            return inference_pb2.ResumeRequest(
+                resume_token=self.token,
+                positions=[
+                    inference_pb2.Position(choice=choice, next_index=len(ids))
+                    for choice, ids in self._ids.items()
+                ],
+            )
         again = inference_pb2.GenerateRequest()
         again.CopyFrom(self._request)
-        del again.emitted_ids[:]
-        again.emitted_ids.extend(self._ids)
         if self._seed is not None:
             again.sampling.seed = self._seed
+            del again.emitted[:]
+            again.emitted.extend(
+                inference_pb2.Emitted(choice=choice, token_ids=ids)
+                for choice, ids in self._ids.items()
+            )
         return again

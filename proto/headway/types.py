@@ -29,8 +29,8 @@ MAX_TIMEOUT_S = 366 * 24 * 3600.0
 class Sampling:
     """How tokens are drawn and when to stop; None leaves a field to the server.
 
-    temperature 0 is greedy. stop is a tuple also for one string: a str alone is refused. See
-    inference.proto for ranges and defaults.
+    temperature 0 is greedy. stop is a tuple also for one string: a str alone is refused. n: outputs
+    of one request, its choices. See inference.proto for ranges and defaults.
     """
 
     max_tokens: int | None = None
@@ -50,6 +50,7 @@ class Sampling:
     allowed_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    n: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """Some more output. first_index: of token_ids within the output, from 0. text: what has
+    """Some more output of a choice. first_index: of token_ids within it, from 0. text: what has
     become certain. emit_time_s: when the engine emitted the newest id, Unix seconds."""
 
     first_index: int
@@ -101,16 +102,18 @@ class Delta:
     emit_time_s: float
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    choice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Last event of a stream.
+    """Last event of a choice; the stream ends with that of the last.
 
     reason: "stop" or "length". matched_stop: the stop string or the stop token's id, if one was.
-    completion_tokens: ids that were sent. Times are seconds from the request's arrival at the
-    router, None when unknown; preemptions and replays count what the request went through.
-    engine_ids: the engines that worked on it, in order. recomputed_tokens: computed more than once.
+    prompt_tokens: told once, with choice 0, and 0 with every other. completion_tokens: ids that
+    were sent. Times are seconds from the request's arrival at the router, None when unknown;
+    preemptions and replays count what the choice went through. engine_ids: the engines that worked
+    on it, in order. recomputed_tokens: computed more than once.
     """
 
     reason: str
@@ -124,21 +127,46 @@ class Finished:
     replays: int
     engine_ids: tuple[str, ...] = ()
     recomputed_tokens: int = 0
+    choice: int = 0
 
 
 Event: TypeAlias = Accepted | Delta | Finished
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
-    """A whole output."""
+class Choice:
+    """A whole output; finished says which."""
 
-    accepted: Accepted
     token_ids: tuple[int, ...]
     text: str
     finished: Finished
     logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A finished request with all of its outputs. What a request with one output asks for stands
+    here as well: token_ids, text, finished and logprobs are those of the first."""
+
+    accepted: Accepted
+    choices: tuple[Choice, ...]
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.choices[0].token_ids
+
+    @property
+    def text(self) -> str:
+        return self.choices[0].text
+
+    @property
+    def finished(self) -> Finished:
+        return self.choices[0].finished
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...]:
+        return self.choices[0].logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +277,7 @@ def generate_request(
                 allowed_token_ids=fields.allowed_token_ids,
                 logprobs=fields.logprobs,
                 prompt_logprobs=fields.prompt_logprobs,
+                n=fields.n,
             ),
             tenant=wishes.tenant,
             priority=wishes.priority,
@@ -264,10 +293,19 @@ def generate_request(
     return request
 
 
-def resume_request(resume_token: str, next_index: int) -> inference_pb2.ResumeRequest:
+def resume_request(
+    resume_token: str, next_index: int | Mapping[int, int]
+) -> inference_pb2.ResumeRequest:
     """The wire message. Raises InvalidRequest for what no message can hold."""
+    indexes = next_index if isinstance(next_index, Mapping) else {0: next_index}
     try:
-        return inference_pb2.ResumeRequest(resume_token=resume_token, next_index=next_index)
+        return inference_pb2.ResumeRequest(
+            resume_token=resume_token,
+            positions=[
+                inference_pb2.Position(choice=choice, next_index=index)
+                for choice, index in indexes.items()
+            ],
+        )
     except (ValueError, TypeError) as error:
         raise _unfit(error) from error
 
@@ -359,6 +397,7 @@ def event_of(message: inference_pb2.GenerateEvent) -> Event | None:
             delta.emit_time_unix_us / 1e6,
             _scores_of(delta.logprobs),
             _scores_of(delta.prompt_logprobs),
+            delta.choice,
         )
     if kind == "finished":
         return finished_of(message.finished)
@@ -403,16 +442,22 @@ def finished_of(message: inference_pb2.Finished) -> Finished:
         replays=timing.replays,
         engine_ids=tuple(timing.engine_ids),
         recomputed_tokens=timing.recomputed_tokens,
+        choice=message.choice,
     )
 
 
 def completion_of(message: inference_pb2.CompleteResponse) -> Completion:
     return Completion(
         accepted=accepted_of(message.accepted),
-        token_ids=tuple(message.token_ids),
-        text=message.text,
-        finished=finished_of(message.finished),
-        logprobs=_scores_of(message.logprobs),
+        choices=tuple(
+            Choice(
+                tuple(choice.token_ids),
+                choice.text,
+                finished_of(choice.finished),
+                _scores_of(choice.logprobs),
+            )
+            for choice in message.choices
+        ),
         prompt_logprobs=_scores_of(message.prompt_logprobs),
     )
 

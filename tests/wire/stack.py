@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import grpc.aio
 
 from cluster.gateway.config import GatewayConfig
-from cluster.gateway.server import build_server
+from cluster.gateway.server import GatewayServer, build_server
 from cluster.metrics.board import RouterBoard
 from cluster.router.dispatcher import Dispatcher, DispatcherSettings
 from cluster.text.tokenizer import Tokenizer
@@ -26,6 +26,7 @@ class Stack:
     board: RouterBoard
     channel: grpc.aio.Channel
     address: str
+    server: GatewayServer
 
     @property
     def inference(self) -> inference_pb2_grpc.InferenceStub:
@@ -51,7 +52,7 @@ async def stack(
         port = await server.start()
         try:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-                found = Stack(dispatcher, board, channel, f"127.0.0.1:{port}")
+                found = Stack(dispatcher, board, channel, f"127.0.0.1:{port}", server)
                 await board.serve("127.0.0.1", 0, found.engines)
                 yield found
         finally:

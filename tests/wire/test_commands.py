@@ -110,6 +110,20 @@ def test_generate_json_lines(wire: Wire, capsys: pytest.CaptureFixture[str]) -> 
     assert "".join(e["text"] for e in events if e["event"] == "delta") == "Hello 안녕!"
 
 
+def test_generate_prints_several_answers_apart(
+    wire: Wire, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--address", wire.address, "--n", "3", "--seed", "1"]
+    assert headway("generate", *options, "hi") == 0
+    answers = [f"--- {number} of 3 ---\nHello 안녕!\n" for number in (1, 2, 3)]
+    assert capsys.readouterr().out == "".join(answers)
+    assert headway("generate", *options, "--json", "hi") == 0
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {e["choice"] for e in events if e["event"] == "delta"} == {0, 1, 2}
+    assert headway("generate", *options, "--n", "17", "hi") == 2
+    assert "between 1 and 16, got 17" in capsys.readouterr().err
+
+
 def test_generate_reads_standard_input(wire: Wire) -> None:
     with spawn("generate", "--address", wire.address, "--raw", "-") as process:
         out, err = process.communicate("from a pipe", timeout=20)

@@ -87,12 +87,12 @@ async def test_complete_is_generate_in_one_message(tokenizer: Tokenizer) -> None
     async with gateway(tokenizer, Script(ids, batch=2)) as wire:
         whole = await wire.inference.Complete(request)
         _, deltas, finished = events_by_kind([e async for e in wire.inference.Generate(request)])
-        assert list(whole.token_ids) == [i for delta in deltas for i in delta.token_ids]
-        assert whole.text == "".join(delta.text for delta in deltas)
-        assert whole.finished.usage == finished.usage
+        assert list(whole.choices[0].token_ids) == [i for delta in deltas for i in delta.token_ids]
+        assert whole.choices[0].text == "".join(delta.text for delta in deltas)
+        assert whole.choices[0].finished.usage == finished.usage
         assert whole.accepted.seed == 5
-        assert whole.finished.reason == pb.FINISH_REASON_LENGTH
-        assert whole.finished.WhichOneof("matched_stop") is None
+        assert whole.choices[0].finished.reason == pb.FINISH_REASON_LENGTH
+        assert whole.choices[0].finished.WhichOneof("matched_stop") is None
         await eventually(lambda: not wire.source.open_streams)
 
 
@@ -104,8 +104,8 @@ async def test_exact_counts(tokenizer: Tokenizer, count: int) -> None:
     limits = pb.SamplingParams(min_tokens=count, max_tokens=count)
     async with gateway(tokenizer, Script([eos, 70, 71], batch=4)) as wire:
         done = await wire.inference.Complete(pb.GenerateRequest(text="x", sampling=limits))
-        assert len(done.token_ids) == count
-        assert done.finished.usage.completion_tokens == count
+        assert len(done.choices[0].token_ids) == count
+        assert done.choices[0].finished.usage.completion_tokens == count
 
 
 @pytest.mark.parametrize("batch", [1, 2, 50])
@@ -164,8 +164,8 @@ async def test_what_is_held_comes_out_at_the_end(tokenizer: Tokenizer, last_is_e
             sampling = pb.SamplingParams(stop=["STOP"])
             request = pb.GenerateRequest(text="x", sampling=sampling)
             done = await wire.inference.Complete(request)
-            assert (done.text, list(done.token_ids)) == (text, ids)
-            assert done.finished.reason == pb.FINISH_REASON_LENGTH
+            assert (done.choices[0].text, list(done.choices[0].token_ids)) == (text, ids)
+            assert done.choices[0].finished.reason == pb.FINISH_REASON_LENGTH
 
 
 @in_loop
@@ -264,7 +264,7 @@ async def test_deadlines(tokenizer: Tokenizer) -> None:
         assert set(codes) == {grpc.StatusCode.DEADLINE_EXCEEDED}
         await eventually(lambda: not wire.source.open_streams)
         ok = pb.GenerateRequest(text="x", sampling=pb.SamplingParams(max_tokens=1))
-        assert (await wire.inference.Complete(ok)).finished.usage.completion_tokens == 1
+        assert (await wire.inference.Complete(ok)).choices[0].finished.usage.completion_tokens == 1
 
 
 FAILURES = [

@@ -78,7 +78,7 @@ async def test_bad_numbers_are_named_and_neighbours_go_on(tokenizer: Tokenizer) 
             assert len(found) == 1, (name, value, found)
             assert found[0].startswith(f"sampling.{name}"), (name, value, found)
         done = await neighbour
-        assert list(done.token_ids) == [ids[at % len(ids)] for at in range(200)]
+        assert list(done.choices[0].token_ids) == [ids[at % len(ids)] for at in range(200)]
 
 
 async def call(wire: Wire, request: pb.GenerateRequest) -> pb.CompleteResponse:
@@ -138,7 +138,7 @@ async def test_a_prompt_that_just_fits(tokenizer: Tokenizer) -> None:
             pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1] * 255))
         )
         assert done.accepted.max_tokens == 1
-        assert len(done.token_ids) == 1
+        assert len(done.choices[0].token_ids) == 1
 
 
 @in_loop
@@ -151,7 +151,7 @@ async def test_a_prompt_over_the_pool(tokenizer: Tokenizer) -> None:
         assert "1024" in error.details()
         short = pb.GenerateRequest(text="x", sampling=pb.SamplingParams(max_tokens=3))
         done = await asyncio.gather(*(call(wire, short) for _ in range(5)))
-        assert all(len(one.token_ids) == 3 for one in done)
+        assert all(len(one.choices[0].token_ids) == 3 for one in done)
 
 
 @in_loop

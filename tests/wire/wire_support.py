@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import ParamSpec
@@ -134,7 +134,10 @@ class ScriptedSource:
         self.open_streams.add(stream)
         return stream
 
-    async def resume(self, token: str, next_index: int) -> Resumed:
+    async def open_all(self, requests: Sequence[GenerationRequest]) -> list[ScriptedStream]:
+        return [await self.open(request) for request in requests]
+
+    async def resume_all(self, token: str, positions: Mapping[int, int]) -> list[Resumed]:
         raise UnknownResumeToken("a script keeps nothing")
 
     def forget(self, token: str) -> None:

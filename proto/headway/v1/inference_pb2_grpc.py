@@ -70,8 +70,10 @@ class InferenceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
-        """Streams the answer: one Accepted, any number of Deltas, one Finished, then status OK.
-        A stream that ends without Finished has failed, and its status says why.
+        """Streams the answer: one Accepted, any number of Deltas, one Finished, then status OK; with
+        several choices, Deltas and one Finished of each, in the order in which they come about.
+        A stream that ends without Finished has failed, and its status says why; what ends one choice
+        in failure ends the call.
         To give a request up, cancel the call: the server frees everything that it holds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -80,9 +82,10 @@ class InferenceServicer(object):
 
     def Resume(self, request, context):
         """Goes on with a stream whose call, connection or router was lost, from any router of the fleet:
-        Accepted again, then the output from next_index on. Whoever still reads it gets ABORTED.
-        NOT_FOUND for a token that is unknown or has expired; a client that has kept request, seed and
-        ids can then send the request again with GenerateRequest.emitted_ids.
+        Accepted again, then the output from where it is wanted. Whoever still reads it gets ABORTED.
+        NOT_FOUND for a token that is unknown or has expired, be it for one of the wanted choices; a
+        client that has kept request, seed and ids can then send the request again with
+        GenerateRequest.emitted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -28,7 +28,7 @@ def test_zero_and_false_are_sent() -> None:
 
 def test_every_sampling_field_is_carried() -> None:
     full = Sampling(
-        9, 1, 0.5, 40, 0.9, 0.1, 7, ("a",), (3,), True, 1.5, 0.5, 0.25, {4: 1.5}, (5, 6), 2, 1
+        9, 1, 0.5, 40, 0.9, 0.1, 7, ("a",), (3,), True, 1.5, 0.5, 0.25, {4: 1.5}, (5, 6), 2, 1, 3
     )
     message = types.generate_request([1], full, "m").sampling
     for field in dataclasses.fields(Sampling):

@@ -16,7 +16,13 @@ from cluster.core.errors import ConfigError, IllegalTransition, InvalidRequest, 
 from cluster.core.lifecycle import TRANSITIONS, Event, State, advance, mermaid
 from cluster.core.queues.fcfs import FcfsQueue
 from cluster.core.request import EngineRequest
-from cluster.core.sampling import SamplingParams, counter_uniform
+from cluster.core.sampling import (
+    MAX_CHOICES,
+    SamplingParams,
+    choice_seed,
+    choices_violation,
+    counter_uniform,
+)
 from cluster.core.sequence import Sequence
 
 GOOD = {
@@ -178,4 +184,35 @@ def test_uniform_keeps_its_values():
     assert counter_uniform((1 << 64) - 1, 12345) == pytest.approx(GOLDEN[2], abs=0)
 
 
+@given(st.integers(0, (1 << 64) - 1), st.integers(0, MAX_CHOICES - 1))
+def test_the_seed_of_a_choice_tells_that_of_its_request(seed, choice):
+    own = choice_seed(seed, choice)
+    assert 0 <= own < 1 << 64
+    assert choice_seed(own, choice) == seed
+    assert choice_seed(seed, 0) == seed
+
+
+def test_choices_of_neighbouring_seeds_do_not_meet():
+    seeds = {choice_seed(s, c) for s in range(2000) for c in range(MAX_CHOICES)}
+    assert len(seeds) == 2000 * MAX_CHOICES
+    draws = [counter_uniform(choice_seed(7, c), i) for c in range(16) for i in range(2000)]
+    assert len(set(draws)) == len(draws)
+    bins = Counter(int(u * 32) for u in draws)
+    assert sum((bins[b] - 1000) ** 2 / 1000 for b in range(32)) < 61.1
+
+
+def test_seeds_of_choices_keep_their_values():
+    """As with uniform: seeded outputs depend on them, and so does a resumed call's seed."""
+    assert [choice_seed(1, c) for c in (0, 1, 2, 15)] == CHOICE_GOLDEN
+
+
+@pytest.mark.parametrize("n", [-1, 0, MAX_CHOICES + 1, 1 << 62])
+def test_a_number_of_choices_out_of_range_is_named_with_the_limit(n):
+    violation = choices_violation(n)
+    assert violation.field == "sampling.n"
+    assert violation.description == f"must be between 1 and 16, got {n}"
+    assert choices_violation(1) is choices_violation(MAX_CHOICES) is None
+
+
 GOLDEN = (0.6524484863740322, 0.36818951565166946, 0.1450707396536649)
+CHOICE_GOLDEN = [1, 10451216379200822464, 10905525725756348111, 9753551079159975940]
