@@ -18,6 +18,9 @@ export RAY_health_check_initial_delay_ms=${RAY_health_check_initial_delay_ms:-20
 export RAY_health_check_period_ms=${RAY_health_check_period_ms:-500}
 export RAY_health_check_timeout_ms=${RAY_health_check_timeout_ms:-1000}
 export RAY_health_check_failure_threshold=${RAY_health_check_failure_threshold:-3}
+# A raylet ends itself if its agent, a Python program, is not up by then: the first start on a slow
+# disk takes longer than Ray's half a minute.
+export RAY_agent_register_timeout_ms=${RAY_agent_register_timeout_ms:-180000}
 # Joins every worker, and those that come back; see docs/operations.md.
 export RAY_UP_enable_autoscaler_v2=0
 
