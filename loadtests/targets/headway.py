@@ -14,7 +14,8 @@ import grpc.aio
 from cluster.core.errors import HeadwayError
 from headway.client import Connection
 from headway.errors import HeadwayRpcError, from_rpc_error
-from headway.types import Delivery, Sampling, generate_request, status_of
+from headway.messages import generate_request, status_of
+from headway.types import Delivery, Sampling
 from headway.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 from loadtests.prompts import PromptMaker, corpus_text
 from loadtests.records import Record

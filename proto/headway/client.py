@@ -28,7 +28,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from headway import types
+from headway import messages
 from headway.errors import (
     Cancelled,
     ClientError,
@@ -183,8 +183,8 @@ class Client:
         Closing the iterator (or leaving the loop and dropping it) gives the request up. With a
         resume window a lost call is gone on with; timeout_s is then each call's own.
         """
-        types.check_timeout(timeout_s)
-        request = types.generate_request(prompt, sampling, model, delivery)
+        messages.check_timeout(timeout_s)
+        request = messages.generate_request(prompt, sampling, model, delivery)
         if request.resume_window_s > 0:
             return self._resuming(request, timeout_s)
         return self._events(self._inference.Generate, request, timeout_s)
@@ -199,25 +199,25 @@ class Client:
         timeout_s: float | None = None,
     ) -> Completion:
         """A whole output at once, or all of them."""
-        request = types.generate_request(prompt, sampling, model, delivery)
-        return types.completion_of(self._call(self._inference.Complete, request, timeout_s))
+        request = messages.generate_request(prompt, sampling, model, delivery)
+        return messages.completion_of(self._call(self._inference.Complete, request, timeout_s))
 
     def tokenize(
         self, prompt: str | Sequence[Message], *, model: str = "", timeout_s: float | None = None
     ) -> list[int]:
         """Token ids of a text or a conversation, as generate() would prefill them."""
-        request = types.tokenize_request(prompt, model)
+        request = messages.tokenize_request(prompt, model)
         return list(self._call(self._inference.Tokenize, request, timeout_s).token_ids)
 
     def get_model(self, *, timeout_s: float | None = None) -> Model:
         """The served model."""
         request = inference_pb2.GetModelRequest()
-        return types.model_of(self._call(self._inference.GetModel, request, timeout_s).model)
+        return messages.model_of(self._call(self._inference.GetModel, request, timeout_s).model)
 
     def status(self, *, timeout_s: float | None = None) -> Status:
         """The fleet as the router that answers sees it."""
         request = admin_pb2.GetStatusRequest()
-        return types.status_of(self._call(self._admin.GetStatus, request, timeout_s))
+        return messages.status_of(self._call(self._admin.GetStatus, request, timeout_s))
 
     def ready(self, *, timeout_s: float | None = 5.0) -> bool:
         """Whether a request would be served now; False also when nobody answers."""
@@ -230,7 +230,7 @@ class Client:
 
     def wait_ready(self, timeout_s: float) -> None:
         """Wait until the server serves. Raises DeadlineExceeded."""
-        types.check_timeout(timeout_s)
+        messages.check_timeout(timeout_s)
         deadline = time.monotonic() + timeout_s
         while not self.ready(timeout_s=_left(deadline, timeout_s)):
             time.sleep(min(READY_POLL_S, _left(deadline, timeout_s)))
@@ -244,8 +244,8 @@ class Client:
     ) -> Generator[Event, None, None]:
         """A kept stream from output token `next_index` on. With several choices: choice -> index
         for those that are wanted, or {} for all from the start."""
-        types.check_timeout(timeout_s)
-        request = types.resume_request(resume_token, next_index)
+        messages.check_timeout(timeout_s)
+        request = messages.resume_request(resume_token, next_index)
         return self._events(self._inference.Resume, request, timeout_s)
 
     def forget(self, resume_token: str, *, timeout_s: float | None = None) -> None:
@@ -284,7 +284,7 @@ class Client:
         call = method(request, timeout=timeout_s, metadata=self._metadata)
         try:
             for message in call:
-                event = types.event_of(message)
+                event = messages.event_of(message)
                 if event is not None:
                     yield event
         except grpc.RpcError as error:
@@ -293,7 +293,7 @@ class Client:
             call.cancel()
 
     def _call(self, method: Any, request: Any, timeout_s: float | None) -> Any:
-        types.check_timeout(timeout_s)
+        messages.check_timeout(timeout_s)
         try:
             return method(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
@@ -354,8 +354,8 @@ class AsyncClient:
         only when that is collected; contextlib.aclosing does it at once. With a resume window a
         lost call is gone on with; timeout_s is then each call's own.
         """
-        types.check_timeout(timeout_s)
-        request = types.generate_request(prompt, sampling, model, delivery)
+        messages.check_timeout(timeout_s)
+        request = messages.generate_request(prompt, sampling, model, delivery)
         if request.resume_window_s > 0:
             return self._resuming(request, timeout_s)
         return self._events(self._inference.Generate, request, timeout_s)
@@ -370,28 +370,28 @@ class AsyncClient:
         timeout_s: float | None = None,
     ) -> Completion:
         """A whole output at once, or all of them."""
-        request = types.generate_request(prompt, sampling, model, delivery)
+        request = messages.generate_request(prompt, sampling, model, delivery)
         response = await self._call(self._inference.Complete, request, timeout_s)
-        return types.completion_of(response)
+        return messages.completion_of(response)
 
     async def tokenize(
         self, prompt: str | Sequence[Message], *, model: str = "", timeout_s: float | None = None
     ) -> list[int]:
         """Token ids of a text or a conversation, as generate() would prefill them."""
-        request = types.tokenize_request(prompt, model)
+        request = messages.tokenize_request(prompt, model)
         return list((await self._call(self._inference.Tokenize, request, timeout_s)).token_ids)
 
     async def get_model(self, *, timeout_s: float | None = None) -> Model:
         """The served model."""
         request = inference_pb2.GetModelRequest()
-        return types.model_of(
+        return messages.model_of(
             (await self._call(self._inference.GetModel, request, timeout_s)).model
         )
 
     async def status(self, *, timeout_s: float | None = None) -> Status:
         """The fleet as the router that answers sees it."""
         request = admin_pb2.GetStatusRequest()
-        return types.status_of(await self._call(self._admin.GetStatus, request, timeout_s))
+        return messages.status_of(await self._call(self._admin.GetStatus, request, timeout_s))
 
     async def ready(self, *, timeout_s: float | None = 5.0) -> bool:
         """Whether a request would be served now; False also when nobody answers."""
@@ -404,7 +404,7 @@ class AsyncClient:
 
     async def wait_ready(self, timeout_s: float) -> None:
         """Wait until the server serves. Raises DeadlineExceeded."""
-        types.check_timeout(timeout_s)
+        messages.check_timeout(timeout_s)
         deadline = time.monotonic() + timeout_s
         while True:
             if await self.ready(timeout_s=_left(deadline, timeout_s)):
@@ -420,8 +420,8 @@ class AsyncClient:
     ) -> AsyncGenerator[Event, None]:
         """A kept stream from output token `next_index` on. With several choices: choice -> index
         for those that are wanted, or {} for all from the start."""
-        types.check_timeout(timeout_s)
-        request = types.resume_request(resume_token, next_index)
+        messages.check_timeout(timeout_s)
+        request = messages.resume_request(resume_token, next_index)
         return self._events(self._inference.Resume, request, timeout_s)
 
     async def forget(self, resume_token: str, *, timeout_s: float | None = None) -> None:
@@ -464,7 +464,7 @@ class AsyncClient:
         call = method(request, timeout=timeout_s, metadata=self._metadata)
         try:
             async for message in call:
-                event = types.event_of(message)
+                event = messages.event_of(message)
                 if event is not None:
                     yield event
         except grpc.RpcError as error:
@@ -473,7 +473,7 @@ class AsyncClient:
             call.cancel()
 
     async def _call(self, method: Any, request: Any, timeout_s: float | None) -> Any:
-        types.check_timeout(timeout_s)
+        messages.check_timeout(timeout_s)
         try:
             return await method(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:

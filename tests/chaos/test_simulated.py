@@ -13,12 +13,13 @@ from dataclasses import replace
 import pytest
 
 from cluster.core.invariants import check_idle
-from cluster.core.sampling import SamplingParams
+from cluster.core.sampling import SamplingParams, choice_seed
 from cluster.fleet.dispatch import FleetSettings
 from cluster.fleet.gate import GateSettings
 from cluster.fleet.relief import ReliefSettings
 from cluster.hop.link import LinkSettings
 from cluster.router.dispatcher import Dispatcher, DispatcherSettings
+from cluster.router.kept import tokens_of
 from cluster.router.stream import GenerationRequest, TokenStream
 from cluster.sim.shadow import reference_output
 from tests.chaos.network import SECRET, VOCAB, Network
@@ -45,6 +46,18 @@ def asked(number: int, chooser: random.Random) -> GenerationRequest:
         priority=number % 3,
         resume_window_s=1e6 if number % 4 == 0 else 0.0,
     )
+
+
+def choices_of(request: GenerationRequest, n: int) -> list[GenerationRequest]:
+    """One call with n outputs."""
+    return [
+        replace(
+            request,
+            sampling=replace(request.sampling, seed=choice_seed(request.sampling.seed, choice)),
+            choice=choice,
+        )
+        for choice in range(n)
+    ]
 
 
 class Reader:
@@ -100,8 +113,9 @@ async def scenario(seed: int) -> Network:
         assert turns < 12_000, "no progress"
         network.turn(share)
         if waiting and chooser.random() < 0.02:
-            request = waiting.pop()
-            readers.append(Reader(request, await chooser.choice(routers).open(request)))
+            call = choices_of(waiting.pop(), chooser.choice((1, 1, 3)))
+            streams = await chooser.choice(routers).open_all(call)
+            readers += map(Reader, call, streams)
         if readers and chooser.random() < 0.3:
             await chooser.choice(readers).read()
         if readers and chooser.random() < 0.005:
@@ -131,11 +145,11 @@ async def scenario(seed: int) -> Network:
 
 async def come_back(reader: Reader, routers: list[Dispatcher]) -> None:
     """The client of a kept stream loses its call and resumes, where the stream is kept."""
-    token = reader.stream.resume_token
+    token, choice = reader.stream.resume_token, reader.request.choice
     for router in routers:
-        if token and token in router._kept:
+        if token and tokens_of(token)[choice] in router._kept:
             reader.stream.leave()
-            resumed = await router.resume(token, len(reader.ids))
+            (resumed,) = await router.resume_all(token, {choice: len(reader.ids)})
             assert resumed.request == replace(reader.request, emitted_ids=tuple(reader.ids))
             reader.stream = resumed.stream
 

@@ -4,6 +4,7 @@ drained, the coordinator killed."""
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,8 @@ from tests.e2e.tiny_folder import write_tiny_folder
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
 
 STREAMS = 16
+CALLS = 6
+"""With several outputs each."""
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +51,21 @@ async def resumable(address: str, number: int) -> list[int]:
     return ids
 
 
+async def choices(address: str, number: int) -> list[list[int]]:
+    """The same with three outputs of one call."""
+    ids: list[list[int]] = [[], [], []]
+    asked = dataclasses.replace(sampling(number), temperature=1.0, n=3)
+    async with AsyncClient(address) as client:
+        delivery = Delivery(resume_window_s=60.0)
+        async for event in client.generate(prompt(number), asked, delivery=delivery):
+            if isinstance(event, Delta):
+                assert event.first_index == len(ids[event.choice])
+                ids[event.choice] += event.token_ids
+            elif isinstance(event, Finished):
+                assert event.completion_tokens == len(ids[event.choice])
+    return ids
+
+
 async def solo(app: App) -> list[list[int]]:
     async with AsyncClient(app.address) as client:
         return [await generate(client, n) for n in range(STREAMS)]
@@ -56,12 +74,15 @@ async def solo(app: App) -> list[list[int]]:
 def test_a_killed_router_costs_its_streams_a_gap_and_no_token(app: App) -> None:
     async def scenario() -> None:
         expected = await solo(app)
+        several = [await choices(app.address, n) for n in range(CALLS)]
         routers = app.replicas("Router")
         assert len(routers) == 2
         streams = [asyncio.create_task(resumable(app.address, n)) for n in range(STREAMS)]
+        calls = [asyncio.create_task(choices(app.address, n)) for n in range(CALLS)]
         await asyncio.sleep(0.3)
         routers[0].kill()
         assert list(await asyncio.gather(*streams)) == expected
+        assert list(await asyncio.gather(*calls)) == several
         deadline = time.monotonic() + 60.0
         while len([p for p in app.replicas("Router") if p.is_running()]) < 2:
             assert time.monotonic() < deadline, "Serve did not replace the router"

@@ -8,8 +8,9 @@ import grpc
 import pytest
 
 from headway.errors import ClientError, HeadwayRpcError, RetryableError
+from headway.messages import generate_request
 from headway.resuming import Progress
-from headway.types import Accepted, Delivery, Delta, Finished, Sampling, generate_request
+from headway.types import Accepted, Delivery, Delta, Finished, Sampling
 from headway.v1 import inference_pb2
 
 ACCEPTED = Accepted("r", "m", 3, 77, 50, "token")

@@ -7,21 +7,21 @@ from typing import Any
 
 import pytest
 
-from headway import types
+from headway import messages
 from headway.errors import InvalidRequest
 from headway.types import Message, Sampling
 from headway.v1 import inference_pb2 as pb
 
 
 def test_what_is_left_out_stays_absent() -> None:
-    request = types.generate_request("x", None, "")
+    request = messages.generate_request("x", None, "")
     assert request.sampling.ListFields() == []
     assert request.text == "x"
 
 
 def test_zero_and_false_are_sent() -> None:
     zeros = Sampling(min_tokens=0, temperature=0.0, top_k=0, min_p=0.0, seed=0, ignore_eos=False)
-    sampling = types.generate_request("x", zeros, "").sampling
+    sampling = messages.generate_request("x", zeros, "").sampling
     for name in ("min_tokens", "temperature", "top_k", "min_p", "seed", "ignore_eos"):
         assert sampling.HasField(name)
 
@@ -30,7 +30,7 @@ def test_every_sampling_field_is_carried() -> None:
     full = Sampling(
         9, 1, 0.5, 40, 0.9, 0.1, 7, ("a",), (3,), True, 1.5, 0.5, 0.25, {4: 1.5}, (5, 6), 2, 1, 3
     )
-    message = types.generate_request([1], full, "m").sampling
+    message = messages.generate_request([1], full, "m").sampling
     for field in dataclasses.fields(Sampling):
         value = getattr(message, field.name)
         expected = getattr(full, field.name)
@@ -41,13 +41,13 @@ def test_every_sampling_field_is_carried() -> None:
 
 
 def test_prompts() -> None:
-    chat = types.generate_request([Message("user", "hi")], None, "").chat
+    chat = messages.generate_request([Message("user", "hi")], None, "").chat
     assert [(m.role, m.content) for m in chat.messages] == [("user", "hi")]
-    assert list(types.generate_request((1, 2), None, "").token_ids.ids) == [1, 2]
+    assert list(messages.generate_request((1, 2), None, "").token_ids.ids) == [1, 2]
     # Nothing to tell the kind by: it goes out as it is, and the server says that it is empty.
-    assert types.generate_request([], None, "").WhichOneof("input") == "token_ids"
+    assert messages.generate_request([], None, "").WhichOneof("input") == "token_ids"
     with pytest.raises(InvalidRequest):
-        types.tokenize_request([], "")
+        messages.tokenize_request([], "")
 
 
 @pytest.mark.parametrize(
@@ -71,16 +71,16 @@ def test_what_protobuf_would_take_for_something_else(
     prompt: Any, sampling: Sampling | None, field: str, words: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=words) as caught:
-        types.generate_request(prompt, sampling, "")
+        messages.generate_request(prompt, sampling, "")
     assert [v.field for v in caught.value.violations] == [field]
     assert str(caught.value).startswith(field)
     if sampling is None:
         with pytest.raises(InvalidRequest, match=words):
-            types.tokenize_request(prompt, "")
+            messages.tokenize_request(prompt, "")
 
 
 def test_events_of_a_newer_server_are_passed_over() -> None:
-    assert types.event_of(pb.GenerateEvent()) is None
+    assert messages.event_of(pb.GenerateEvent()) is None
 
 
 @pytest.mark.parametrize(
@@ -92,6 +92,6 @@ def test_events_of_a_newer_server_are_passed_over() -> None:
     ],
 )
 def test_finished(message: pb.Finished, expected: tuple[str, str | int | None]) -> None:
-    finished = types.finished_of(message)
+    finished = messages.finished_of(message)
     assert (finished.reason, finished.matched_stop) == expected
     assert finished.total_s is None
