@@ -144,7 +144,7 @@ def channel_options(config: GatewayConfig) -> list[tuple[str, int]]:
         ("grpc.absolute_max_metadata_size", limits.max_metadata_bytes),
         # A client that pings while its request waits for the first token is no attacker. The
         # documented min_recv_ping_interval option does nothing; these two decide.
-        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.keepalive_permit_without_calls", 1),
         # Finds clients that vanished without closing, so that their requests are freed.
