@@ -16,7 +16,15 @@ from cluster.fleet.gate import GateSettings
 from cluster.router.dispatcher import Dispatcher, DispatcherSettings
 from cluster.router.kept import new_token, tokens_of
 from cluster.router.stream import GenerationRequest, TokenStream
-from tests.hop.support import Engine, expected, fleet, read_all, request, settled
+from tests.hop.support import (
+    Engine,
+    asyncio_timeout,
+    expected,
+    fleet,
+    read_all,
+    request,
+    settled,
+)
 from tests.hop.test_dispatcher import run
 from tests.hop.test_resume import _Deaf, read_some, rest, second_router
 
@@ -130,7 +138,7 @@ def test_a_call_is_refused_whole():
 
 def test_a_call_that_is_left_frees_all_choices():
     async def scenario():
-        engine = Engine("a", step_s=0.02)
+        engine = Engine("a", num_blocks=256, step_s=0.02)
         async with fleet(engine) as dispatcher:
             streams = await dispatcher.open_all(call(1, max_tokens=200))
             for stream in streams:
@@ -222,7 +230,7 @@ def test_no_position_at_all_wants_everything():
 
 def test_a_call_that_lacks_a_choice_is_not_resumed_and_what_was_found_is_freed():
     async def scenario():
-        engine = Engine("a", step_s=0.02)
+        engine = Engine("a", num_blocks=256, step_s=0.02)
         async with fleet(engine) as first:
             streams = await first.open_all(call(1, max_tokens=200, window_s=60.0))
             for stream in streams:
@@ -248,7 +256,7 @@ def test_a_call_that_lacks_a_choice_is_not_resumed_and_what_was_found_is_freed()
 
 def test_what_was_taken_over_and_never_read_expires():
     async def scenario():
-        engine = Engine("a", step_s=0.02)
+        engine = Engine("a", num_blocks=256, step_s=0.02)
         async with fleet(engine) as first:
             streams = await first.open_all(call(1, n=2, max_tokens=200, window_s=0.4))
             for stream in streams:
@@ -265,17 +273,21 @@ def test_what_was_taken_over_and_never_read_expires():
     run(scenario())
 
 
-def test_forgetting_forgets_every_choice():
+@pytest.mark.parametrize("max_tokens", [200, 2], ids=["running", "finished"])
+def test_forgetting_forgets_every_choice(max_tokens):
     async def scenario():
-        engine = Engine("a", step_s=0.02)
+        engine = Engine("a", num_blocks=256, step_s=0.02)
         async with fleet(engine) as dispatcher:
-            streams = await dispatcher.open_all(call(1, max_tokens=200, window_s=60.0))
+            streams = await dispatcher.open_all(call(1, max_tokens=max_tokens, window_s=60.0))
             for stream in streams:
-                await read_some(stream, 1)
+                await read_some(stream, min(max_tokens, 5))
+            assert len(engine.service._server._keeper) == 3
             dispatcher.forget(streams[0].resume_token)
             assert dispatcher.active_streams == 0
             await settled(engine)
-            assert len(engine.service._server._keeper) == 0
+            async with asyncio_timeout(5):
+                while len(engine.service._server._keeper):
+                    await asyncio.sleep(0.01)
 
     run(scenario())
 
