@@ -106,9 +106,9 @@ def _policies_panels(data: Data) -> list[Panel]:
         return Bars(axis, {policy: cells[column] for policy, cells in data.items()})
 
     return [
-        bars("longest gap ms", Axis("longest gap between two tokens, ms (log)", log=True)),
-        bars("TTFT P99 ms", Axis("P99 to the first token, ms (log)", log=True)),
-        bars("tokens/s", Axis("output tokens per second")),
+        bars("longest gap ms", Axis("longest gap, ms (log)", log=True)),
+        bars("TTFT P99 ms", Axis("P99 to first token, ms (log)", log=True)),
+        bars("tokens/s", Axis("output tokens/s")),
     ]
 
 
@@ -167,9 +167,9 @@ def _relief_panels(data: Data) -> list[Panel]:
         return Bars(axis, {way: cells[column] for way, cells in data.items()})
 
     return [
-        bars("stall P50 ms", Axis("median stall of the preempted, ms (log)", log=True)),
+        bars("stall P50 ms", Axis("median stall, ms (log)", log=True)),
         bars("worst stall ms", Axis("worst stall, ms (log)", log=True)),
-        bars("TPOT P99 ms", Axis("P99 of time per output token, ms")),
+        bars("TPOT P99 ms", Axis("P99 of TPOT, ms")),
     ]
 
 

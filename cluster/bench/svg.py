@@ -131,7 +131,8 @@ class _Scale:
     def ticks(self) -> list[float]:
         if self.log:
             first, last = round(math.log10(self.low)), round(math.log10(self.high))
-            return [10.0**power for power in range(first, last + 1)]
+            # Five at most, or their numbers run into each other where panels are narrow.
+            return [10.0**power for power in range(first, last + 1, 1 + (last - first) // 4)]
         step = _nice((self.high - self.low) / 4)
         return [step * i for i in range(math.floor(self.high / step) + 1)]
 
