@@ -78,14 +78,17 @@ def programs(kind: str = "python") -> list[Block]:
     return [block for page in PAGES for block in blocks(page) if block.kind == kind]
 
 
+def prose(page: Path) -> str:
+    """The page without its fenced blocks."""
+    return _FENCE.sub("", page.read_text("utf-8"))
+
+
 def links(page: Path) -> list[str]:
     """Targets of links and images, those in fenced blocks aside."""
-    text = _FENCE.sub("", page.read_text("utf-8"))
-    return _LINK.findall(re.sub(r"`[^`]*`", "", text))
+    return _LINK.findall(re.sub(r"`[^`]*`", "", prose(page)))
 
 
 def anchors(page: Path) -> set[str]:
     """Names of a page's headings, as GitHub makes them."""
-    text = _FENCE.sub("", page.read_text("utf-8"))
-    heads = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    heads = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}

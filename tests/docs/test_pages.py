@@ -11,9 +11,11 @@ import pytest
 
 from cluster import cli
 from cluster.bench.svg import metadata_of
-from tests.docs.pages import PAGES, ROOT, anchors, links, name, programs
+from tests.docs.pages import PAGES, ROOT, anchors, links, name, programs, prose
 
 README_LINES = 100
+OF_OTHERS = {"--all", "--shm-size", "--build-arg", "--rm"}
+"""Options of docker, and of modules of ours."""
 PAGE_LINES = 200
 
 
@@ -65,6 +67,42 @@ def test_every_subcommand_is_mentioned(command: str) -> None:
     # "bench fleet" may stand for "headway bench fleet" in a list of them.
     text = everything()
     assert command in text or f"`{command.removeprefix('headway ')}`" in text
+
+
+def options() -> set[str]:
+    """Of every subcommand of `headway`."""
+
+    def below(parser: argparse.ArgumentParser) -> set[str]:
+        found = {option for action in parser._actions for option in action.option_strings}
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for child in action.choices.values():
+                    found |= below(child)
+        return found
+
+    return below(cli.build_parser())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_options_in_the_text_exist(page: Path) -> None:
+    """Also those outside of commands: `--watermark` in a sentence or a table."""
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", prose(page)))
+    assert named <= options() | OF_OTHERS
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_commands_in_the_text_exist(page: Path) -> None:
+    known = {*subcommands(), "headway"}
+    for said in re.findall(r"`(headway [^`]+)`", prose(page)):
+        path = [word for word in said.split() if re.fullmatch(r"[a-z]+", word)]
+        assert " ".join(path[:3]) in known or " ".join(path[:2]) in known, said
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_metrics_in_the_text_exist(page: Path) -> None:
+    known = (ROOT / "docs" / "metrics.md").read_text("utf-8")
+    for metric in re.findall(r"headway_(?:engine|router)_\w+", prose(page)):
+        assert f"`{metric}`" in known
 
 
 def test_every_make_target_is_mentioned() -> None:
