@@ -81,19 +81,20 @@ def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linea
     kernels = _kernels_for(weight)
     if kernels is not None:
         return NativeLinear(kernels, weight, bias)
-    if _can_pack(weight):
+    if can_pack(weight):
         return PackedLinear(weight, bias)
     return DenseLinear(weight, bias)
 
 
 def _kernels_for(weight: torch.Tensor) -> bindings.Kernels | None:
-    """The kernels that multiply by such a weight, or None: they need AVX512 for fp32 and AMX for
-    bf16, and widths that are multiples of their tiles."""
+    """The kernels that multiply by such a weight, or None: they need AVX2, for bf16 without AVX512
+    or with AMX (between them oneDNN is better), and widths that are multiples of their tiles."""
     kernels, (out, width) = bindings.kernels_for(weight), weight.shape
     return kernels if kernels is not None and kernels.can_linear(width, out) else None
 
 
-def _can_pack(weight: torch.Tensor) -> bool:
+def can_pack(weight: torch.Tensor) -> bool:
+    """Whether PackedLinear takes such a weight here: oneDNN multiplies bf16 from AVX512 on."""
     if weight.device.type != "cpu" or not _has_onednn():
         return False
     if weight.dtype not in (torch.float32, torch.bfloat16):
@@ -102,6 +103,8 @@ def _can_pack(weight: torch.Tensor) -> bool:
     ops = ("_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported")
     if not all(hasattr(torch.ops.mkldnn, name) for name in ops):
         return False
+    if weight.dtype is torch.float32:
+        return True
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 

@@ -4,8 +4,10 @@
 //
 //   PanelProducts   fp32: a stretch of some weights is transposed into the first-level cache
 //   AmxProducts     bf16 on the matrix unit: y^T = W x^T, W being the operand that lies in rows
+//   DotProducts     AVX2, fp32 and bf16: dot products along the rows as they lie, some of x with some
+//                   of W at a time; what is bf16 becomes fp32 in the registers
 //
-// Both take the outputs in groups of kOutputs whose weights stay in the nearest caches while all
+// All take the outputs in groups of kOutputs whose weights stay in the nearest caches while all
 // rows pass, and ask for the next group's meanwhile.
 
 namespace headway {
@@ -113,6 +115,115 @@ class PanelProducts {
   }
 
   const Product<float> p_;
+};
+
+#endif
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+
+template <typename T>
+class DotProducts {
+ public:
+  static constexpr int kOutputs = 16;
+
+  // x of bf16 is widened once for all outputs.
+  explicit DotProducts(const Product<T>& product) : p_(product) {
+    if constexpr (std::is_same_v<T, float>) {
+      x_ = p_.x;
+    } else {
+      static thread_local std::vector<float> buffer;
+      const size_t elements = size_t(p_.rows) * p_.in;
+      if (buffer.size() < elements) buffer.resize(elements);
+      for (size_t i = 0; i < elements; i += kLanes) store(&buffer[i], load(p_.x + i));
+      x_ = buffer.data();
+    }
+  }
+
+  static bool can(int in, int out) { return in % kLanes == 0 && out % kOutputs == 0; }
+
+  // Outputs [first, first + kOutputs) of all rows.
+  void group(int first, bool last) const {
+    const T* weight = p_.weight + int64_t(first) * p_.in;
+    const char* next = reinterpret_cast<const char*>(weight + int64_t(kOutputs) * p_.in);
+    const int64_t coming = last ? 0 : int64_t(kOutputs) * p_.in * int64_t(sizeof(T)) / 64;
+    const int pieces = (p_.rows + kRows - 1) / kRows;
+    int64_t asked = 0;
+    for (int piece = 0; piece < pieces; ++piece) {
+      // Pieces of about equal height: a low one would wait for its own sums.
+      const int begin = int64_t(p_.rows) * piece / pieces;
+      const int end = int64_t(p_.rows) * (piece + 1) / pieces;
+      const Ahead ahead = {next + asked * 64, coming * (piece + 1) / pieces - asked};
+      multiply_rows<kRows>(end - begin, begin, weight, first, ahead);
+      asked += ahead.lines;
+    }
+  }
+
+ private:
+  // Twelve sums, three of x and one of W are the sixteen registers.
+  static constexpr int kRows = 3, kColumns = 4;
+
+  // Lines of the next group's weights to ask for.
+  struct Ahead {
+    const char* at;
+    int64_t lines;
+  };
+
+  // The instance for `rows`, at most R.
+  template <int R>
+  void multiply_rows(int rows, int row, const T* weight, int first, const Ahead& ahead) const {
+    if constexpr (R > 1) {
+      if (rows < R) return multiply_rows<R - 1>(rows, row, weight, first, ahead);
+    }
+    alignas(64) float sums[R][kOutputs];
+    constexpr int kTurns = kOutputs / kColumns;
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const int64_t begin = ahead.lines * turn / kTurns;
+      const Ahead share = {ahead.at + begin * 64, ahead.lines * (turn + 1) / kTurns - begin};
+      const int column = turn * kColumns;
+      multiply<R>(x_ + int64_t(row) * p_.in, weight + int64_t(column) * p_.in, share,
+                  &sums[0][column]);
+    }
+    for (int r = 0; r < R; ++r) {
+      T* to = p_.y + int64_t(row + r) * p_.out + first;
+      for (int n = 0; n < kOutputs; n += kLanes) {
+        Floats sum = load(&sums[r][n]);
+        if (p_.bias) sum += load(p_.bias + first + n);
+        store(to + n, sum);
+      }
+    }
+  }
+
+  // sums[R][kColumns] = x[R][in] . W[kColumns][in], the rows of sums kOutputs apart.
+  template <int R>
+  void multiply(const float* x, const T* weight, const Ahead& ahead, float* sums) const {
+    Floats sum[R][kColumns] = {};
+    const int steps = p_.in / kLanes;
+    // An even pace: as many requests as a group is long would have to wait for each other.
+    const int64_t pace = (ahead.lines + steps - 1) / steps;
+    int64_t asked = 0;
+    for (int k = 0; k < p_.in; k += kLanes) {
+      for (int64_t i = 0; i < pace && asked < ahead.lines; ++i, ++asked)
+        __builtin_prefetch(ahead.at + asked * 64, 0, 2);
+      Floats value[R];
+      for (int r = 0; r < R; ++r) value[r] = load(x + int64_t(r) * p_.in + k);
+      for (int n = 0; n < kColumns; ++n) {
+        const Floats w = load(weight + int64_t(n) * p_.in + k);
+        for (int r = 0; r < R; ++r) sum[r][n] += value[r] * w;
+      }
+    }
+    for (int r = 0; r < R; ++r) _mm_store_ps(sums + r * kOutputs, total(sum[r]));
+  }
+
+  // The sums over the lanes of four vectors.
+  static __m128 total(const Floats v[kColumns]) {
+    const __m256 ab = _mm256_hadd_ps((__m256)v[0], (__m256)v[1]);
+    const __m256 cd = _mm256_hadd_ps((__m256)v[2], (__m256)v[3]);
+    const __m256 abcd = _mm256_hadd_ps(ab, cd);
+    return _mm_add_ps(_mm256_castps256_ps128(abcd), _mm256_extractf128_ps(abcd, 1));
+  }
+
+  const Product<T> p_;
+  const float* x_;
 };
 
 #endif
@@ -246,13 +357,21 @@ void multiply_all(const Product<T>& product, int threads) {
   });
 }
 
+#if defined(__AVX512F__)
 template <typename T>
 struct ProductsFor;
-#if defined(__AVX512F__)
 template <>
 struct ProductsFor<float> {
   typedef PanelProducts type;
 };
+#elif defined(__AVX2__)
+template <typename T>
+struct ProductsFor {
+  typedef DotProducts<T> type;
+};
+#else
+template <typename T>
+struct ProductsFor;
 #endif
 #if defined(__AMX_BF16__)
 template <>
