@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 
 from ray import serve
@@ -30,11 +33,13 @@ class StartFailed(HeadwayError):
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """logs: where Ray writes its logs, for people."""
+    """logs: where Ray writes its logs, for people. timeout_s: for all replicas to be there; Ray
+    itself waits for ever for a place that does not exist."""
 
     settings: ServeSettings
     say: Say
     logs: str
+    timeout_s: float = math.inf
 
     def __call__(self) -> str:
         """Returns when all that was asked for runs, and nothing else any more: the address of the
@@ -47,15 +52,44 @@ class Rollout:
         client = CoordinatorClient()
         anew = APP_NAME not in serve.status().applications
         with self._telling_progress():
-            try:
-                serve.run(application(settings), name=APP_NAME, route_prefix=None)
-            except RuntimeError as error:
-                raise StartFailed(self._reason(error)) from error
+            self._run()
             if anew:
                 self._await_serving(client)
         ports = [report.port for report in client.reports() if report.port]
         host, _, port = settings.gateway.address.rpartition(":")
         return f"{host}:{ports[-1] if ports else port}"
+
+    def _run(self) -> None:
+        app = application(self.settings)
+        outcome: Future[object] = Future()
+
+        def run() -> None:
+            try:
+                outcome.set_result(serve.run(app, name=APP_NAME, route_prefix=None))
+            except BaseException as error:
+                outcome.set_exception(error)
+
+        # A daemon: whoever gives up waiting must be able to leave.
+        threading.Thread(target=run, name="serve-run", daemon=True).start()
+        try:
+            outcome.result(None if self.timeout_s == math.inf else self.timeout_s)
+        except FutureTimeout:
+            raise StartFailed(self._what_is_missing()) from None
+        except RuntimeError as error:
+            raise StartFailed(self._reason(error)) from error
+
+    def _what_is_missing(self) -> str:
+        deployments = serve.status().applications[APP_NAME].deployments
+        found = "; ".join(
+            f"{name}: {dict(status.replica_states)} {status.message}".strip()
+            for name, status in deployments.items()
+        )
+        ranks = self.settings.gpus_per_rank * self.settings.worker.tensor_parallel_size
+        gpus = f"; an engine needs a node with {ranks} free GPU(s)" if ranks else ""
+        return (
+            f"not all replicas run after {self.timeout_s:g} s ({found}){gpus}; `ray status` says "
+            "what Ray waits for. It goes on trying: make room, deploy less, or `headway undeploy`"
+        )
 
     def _await_serving(self, client: CoordinatorClient) -> None:
         """Until every router has found an engine; a call before that would be told to come back."""

@@ -1,4 +1,5 @@
-"""How many nodes a cluster file starts at once, the head included."""
+"""How many nodes a cluster file starts at once, the head included; with --workers, where the
+workers of a local provider are, as USER@ADDRESS."""
 
 from __future__ import annotations
 
@@ -16,5 +17,11 @@ def nodes(cluster: dict[str, Any]) -> int:
     return 1 + len(cluster["provider"].get("worker_ips", []))
 
 
+def workers(cluster: dict[str, Any]) -> list[str]:
+    user = cluster["auth"]["ssh_user"]
+    return [f"{user}@{address}" for address in cluster["provider"].get("worker_ips", [])]
+
+
 if __name__ == "__main__":
-    print(nodes(yaml.safe_load(Path(sys.argv[1]).read_text("utf-8"))))
+    loaded = yaml.safe_load(Path(sys.argv[1]).read_text("utf-8"))
+    print(" ".join(workers(loaded)) if "--workers" in sys.argv else nodes(loaded))

@@ -37,6 +37,13 @@ def add_parser(subparsers: Any) -> None:
         metavar="SECONDS",
         help="how long to wait for them (default: %(default)s)",
     )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=1800.0,
+        metavar="SECONDS",
+        help="how long all replicas may take to start or be replaced (default: %(default)s)",
+    )
     add_config_flags(parser)
     parser.set_defaults(run=run)
     parser = subparsers.add_parser(
@@ -72,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         settings = cluster_settings(configured, f"{time.time():.0f}" if args.restart else "")
         model = settings.worker.model
         say(f"deploying {settings.routers} router(s), {_engines(settings)}, {model}")
-        address = Rollout(settings, say, logs)()
+        address = Rollout(settings, say, logs, args.timeout)()
     say(f"ready: {model} on {address} (gRPC); logs in {logs}")
     return 0
 

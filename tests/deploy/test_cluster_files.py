@@ -112,6 +112,16 @@ def test_the_deployment_waits_for_as_many_nodes_as_the_file_starts(name: str, no
     assert int(done.stdout) == nodes
 
 
+def test_going_down_reaches_the_workers_that_are_not_given_back() -> None:
+    def workers(name: str) -> str:
+        command = [sys.executable, str(DEPLOY / "count_nodes.py"), str(DEPLOY / name), "--workers"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    assert workers("local.yaml") == "headway@10.0.0.11 headway@10.0.0.12"
+    assert workers("aws.yaml") == ""
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -8,15 +8,16 @@ import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from headway.client import AsyncClient, Delivery, Delta, Finished, Sampling
-from headway.errors import HeadwayRpcError
+from headway.client import AsyncClient
+from tests.e2e import reading
 from tests.e2e.app import free_port
 from tests.e2e.ray_nodes import RayNodes
+from tests.e2e.reading import Read, keep_reading, read, sampling
 from tests.e2e.tiny_folder import write_tiny_folder
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -65,50 +66,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         assert site.pids(ENGINE) | site.pids(ROUTER) == set()
 
 
-def sampling(number: int) -> Sampling:
-    return Sampling(
-        max_tokens=200 + (number * 97) % 600,
-        temperature=float(number % 2),
-        seed=number,
-        ignore_eos=True,
-    )
-
-
-def prompt(number: int) -> list[int]:
-    return [3 + (number * 31 + i * 17) % 300 for i in range(1 + (number * 11) % 120)]
-
-
-@dataclass
-class Read:
-    """One stream as its client saw it."""
-
-    number: int
-    ids: list[int] = field(default_factory=list)
-    longest_gap_s: float = 0.0
-    failure: str = ""
-
-
-async def read(address: str, number: int) -> Read:
-    """On a channel of its own: the kernel deals connections out to the routers."""
-    seen, before = Read(number), time.monotonic()
-    delivery = Delivery(resume_window_s=60.0)
-    try:
-        async with AsyncClient(address) as client:
-            stream = client.generate(prompt(number), sampling(number), delivery=delivery)
-            async for event in stream:
-                if isinstance(event, Delta):
-                    assert event.first_index == len(seen.ids)
-                    seen.ids += event.token_ids
-                    now = time.monotonic()
-                    seen.longest_gap_s = max(seen.longest_gap_s, now - before)
-                    before = now
-                elif isinstance(event, Finished):
-                    assert event.completion_tokens == len(seen.ids)
-    except HeadwayRpcError as error:
-        seen.failure = f"{type(error).__name__}: {error}"
-    return seen
-
-
 @asynccontextmanager
 async def readers(site: Site) -> AsyncIterator[list[Read]]:
     """Streams one after the other, on twelve connections, until the block is left; then all that
@@ -116,13 +73,10 @@ async def readers(site: Site) -> AsyncIterator[list[Read]]:
     done: list[Read] = []
     stop = asyncio.Event()
 
-    async def keep_reading(worker: int) -> None:
-        number = worker
-        while not stop.is_set():
-            done.append(await read(site.address, number % 40))
-            number += READERS
-
-    tasks = [asyncio.create_task(keep_reading(worker)) for worker in range(READERS)]
+    tasks = [
+        asyncio.create_task(keep_reading([site.address], worker, READERS, stop, done))
+        for worker in range(READERS)
+    ]
     await asyncio.sleep(1.0)
     try:
         yield done
@@ -133,12 +87,9 @@ async def readers(site: Site) -> AsyncIterator[list[Read]]:
 
 async def reference(site: Site) -> list[list[int]]:
     """Every request alone."""
-    outputs = []
-    for number in range(40):
-        seen = await read(site.address, number)
-        assert not seen.failure
-        outputs.append(seen.ids)
-    return outputs
+    seen = await reading.reference(site.address)
+    assert failures(seen) == []
+    return [one.ids for one in seen]
 
 
 async def until(holds: Callable[[], bool], what: str, within_s: float = 90.0) -> float:
@@ -257,3 +208,20 @@ def test_engines_come_with_the_work_and_go_without_it(site: Site) -> None:
         await until(lambda: site.pids(ENGINE) == set(), "no engine without work")
 
     asyncio.run(scenario())
+
+
+def test_a_place_that_does_not_exist_is_not_waited_for_without_end(site: Site) -> None:
+    """Ray itself would wait for ever."""
+    without = site.nodes.try_headway(
+        *("deploy", "--model", str(site.old), "--address", site.address, "--device", "cuda")
+    )
+    assert without.returncode == 2
+    assert "no node of the cluster has a GPU that Ray knows of" in without.stderr
+    crowded = site.nodes.try_headway(
+        *("deploy", "--model", str(site.old), "--address", site.address, "--dtype", "float32"),
+        *("--num-blocks", "400", "--engine-drain", "1", "--router-drain", "1"),
+        *("--routers", "5", "--routers-per-node", "1", "--timeout", "25"),
+    )
+    assert crowded.returncode == 1, crowded.stdout
+    assert "not all replicas run after 25 s" in crowded.stderr
+    assert "Router: {" in crowded.stderr
