@@ -116,9 +116,9 @@ class Connection:
         options: list[tuple[str, Any]] = [
             # Answers are as long as they are; the server limits requests.
             ("grpc.max_receive_message_length", -1),
-            # A server that vanished without a word (power, cable) is noticed within 8 s, also before
-            # the first token: a resumable stream then goes on elsewhere. Not sooner: a ping may wait
-            # behind a prompt that is being sent over a slow line.
+            # A server that vanished without a word (power, cable) is noticed within 8 s, also
+            # before the first token: a resumable stream then goes on elsewhere. Not sooner: a ping
+            # may wait behind a prompt that is being sent over a slow line.
             ("grpc.keepalive_time_ms", 3_000),
             ("grpc.keepalive_timeout_ms", 5_000),
             # This one decides when an unanswered ping ends the connection; its default is a minute.
