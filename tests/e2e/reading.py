@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from headway.client import AsyncClient, Delivery, Delta, Finished, Sampling
 from headway.errors import HeadwayRpcError
 
-KINDS = 40
+KINDS = 12
 """Different requests; every stream is one of them."""
 
 
 def sampling(number: int) -> Sampling:
     return Sampling(
-        max_tokens=200 + (number * 97) % 600,
+        max_tokens=150 + (number * 97) % 400,
         temperature=float(number % 2),
         seed=number,
         ignore_eos=True,
