@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from cluster.core.errors import ConfigError
+
 
 def local_folder(model: str, progress: Callable[[str, float], None]) -> Path:
     """model: a path, or the name of a model that `headway pull` knows.
 
-    Raises PullError, ModelError; a path is not looked at: whoever loads it does.
+    Raises PullError, ModelError, ConfigError for terms that nobody has accepted here; a path is not
+    looked at: whoever loads it does.
     """
     from workers import manifest
     from workers.cachedir import default_cache_dir
@@ -21,6 +24,11 @@ def local_folder(model: str, progress: Callable[[str, float], None]) -> Path:
     folder = default_cache_dir() / "models" / source.name
     if manifest.objection(folder) is None:
         return folder
+    if source.terms:
+        raise ConfigError(
+            f"{source.name} has terms ({source.terms}): read them, then run "
+            f"`headway pull {source.name} --accept-terms` on every node"
+        )
     # Only here: converting needs torch, which routers do without.
     from workers.pull import pull
 

@@ -42,7 +42,8 @@ def router_version(settings: ServeSettings) -> str:
         settings.fleet,
         settings.observe,
         settings.hop_host,
-        None if settings.scaling is None else settings.scaling.min_engines,
+        # As far as a router looks at it: whether there may be no engine.
+        settings.scaling is not None and settings.scaling.min_engines == 0,
         settings.secret,
         settings.generation,
     )
