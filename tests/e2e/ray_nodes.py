@@ -134,7 +134,9 @@ def main(count: int) -> None:
     from ray.cluster_utils import Cluster
 
     resources = {"num_cpus": 4, "object_store_memory": 96 << 20}
-    cluster = Cluster(initialize_head=True, head_node_args=resources)
+    # The dashboard is eight processes that nobody here asks anything.
+    head = {**resources, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
 
     def raylet(node: Any) -> int:
         return int(node.all_processes["raylet"][0].process.pid)

@@ -17,7 +17,10 @@ from tests.e2e.app import App, headway
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(420)]
-QUESTION = "What is the capital of France?"
+QUESTION = "Name the capital of France."
+"""Answered with a margin. Asked with "What is ...?", the model has two first tokens whose bfloat16
+logits are equal, and the kernels of a processor decide.
+"""
 
 
 @pytest.fixture(scope="module")
