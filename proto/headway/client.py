@@ -273,6 +273,9 @@ class Client:
                         if (fresh := progress.take(event)) is not None:
                             yield fresh
                 except HeadwayRpcError as error:
+                    if progress.finished:
+                        # All of the output is here; what was lost is the end of the call.
+                        return
                     time.sleep(progress.pause_s(error))
         finally:
             if progress.token and not progress.finished:
@@ -454,6 +457,9 @@ class AsyncClient:
                             if (fresh := progress.take(event)) is not None:
                                 yield fresh
                 except HeadwayRpcError as error:
+                    if progress.finished:
+                        # All of the output is here; what was lost is the end of the call.
+                        return
                     await asyncio.sleep(progress.pause_s(error))
         finally:
             if progress.token and not progress.finished:
