@@ -136,7 +136,7 @@ async def build_router(settings: ServeSettings, router_id: str) -> RunningRouter
         DispatcherSettings(
             fleet=fleet,
             tokenizer=tokenizer.digest,
-            min_engines=1 if settings.scaling is None else min(1, settings.scaling.min_engines),
+            min_engines=0 if settings.may_be_without_engine else 1,
         ),
         make_placement(settings.placement),
     )

@@ -48,6 +48,11 @@ class ServeSettings:
     generation: str = ""
     observe: ObserveSettings = field(default_factory=ObserveSettings)
 
+    @property
+    def may_be_without_engine(self) -> bool:
+        """Whether the application serves while no engine runs: the first request starts one."""
+        return self.scaling is not None and self.scaling.min_engines == 0
+
     def __post_init__(self) -> None:
         for name in ("engines", "routers"):
             if getattr(self, name) < 1:

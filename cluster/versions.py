@@ -42,8 +42,7 @@ def router_version(settings: ServeSettings) -> str:
         settings.fleet,
         settings.observe,
         settings.hop_host,
-        # As far as a router looks at it: whether there may be no engine.
-        settings.scaling is not None and settings.scaling.min_engines == 0,
+        settings.may_be_without_engine,
         settings.secret,
         settings.generation,
     )

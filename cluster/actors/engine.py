@@ -87,9 +87,7 @@ class EngineReplica:
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Called by Serve, for its autoscaling policy (actors.scaling)."""
-        model = self._engine.model
-        pool_tokens = model.num_blocks * model.block_size
-        return published(self._engine.use(), pool_tokens, self._demand)
+        return published(self._engine.use(), self._engine.model.pool_tokens, self._demand)
 
     def wake(self) -> None:
         """Called by routers that have work and no engine: that somebody asks is all there is to

@@ -24,6 +24,7 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 """Ended by Ctrl-C, as shells report it."""
 
+WATCH_TIMEOUT_S = 10.0
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 
 _NEVER_CONNECTED = (
@@ -57,6 +58,28 @@ def add_connection_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--timeout", type=float, metavar="SECONDS", help="limit for each call (default: none)"
     )
+
+
+def add_interval_option(
+    parser: argparse.ArgumentParser, default_s: float, help_text: str = "time between refreshes"
+) -> None:
+    """For commands that ask again and again; see asking_again()."""
+    parser.add_argument(
+        "--interval",
+        type=float,
+        default=default_s,
+        metavar="SECONDS",
+        help=f"{help_text} (default: %(default)s)",
+    )
+
+
+def asking_again(args: argparse.Namespace) -> tuple[float, float]:
+    """(interval, limit of each call) in seconds: without a limit, whoever watches a router that
+    hangs would hang too. Raises UsageError."""
+    interval_s: float = args.interval
+    if not 0.05 <= interval_s <= 3600.0:
+        raise UsageError(f"--interval must be 0.05 to 3600 s, got {interval_s:g}")
+    return interval_s, WATCH_TIMEOUT_S if args.timeout is None else args.timeout
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:

@@ -14,8 +14,6 @@ from cluster.commands import common
 if TYPE_CHECKING:
     from headway.client import Client, Status
 
-TIMEOUT_S = 10.0
-
 
 def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser(
@@ -31,13 +29,7 @@ def add_parser(subparsers: Any) -> None:
     )
     targets.add_argument("--file", type=Path, metavar="FILE", help="write it there, in one go")
     targets.add_argument("--watch", action="store_true", help="again and again, until Ctrl-C")
-    targets.add_argument(
-        "--interval",
-        type=float,
-        default=10.0,
-        metavar="SECONDS",
-        help="time between two rounds (default: %(default)s)",
-    )
+    common.add_interval_option(targets, 10.0, "time between two rounds")
     common.add_connection_options(targets)
     targets.set_defaults(run=run)
 
@@ -50,14 +42,12 @@ def run(args: argparse.Namespace) -> int:
 def _targets(args: argparse.Namespace) -> int:
     from headway.client import Client
 
-    if not 0.05 <= args.interval <= 3600.0:
-        raise common.UsageError(f"--interval must be 0.05 to 3600 s, got {args.interval:g}")
-    timeout_s = TIMEOUT_S if args.timeout is None else args.timeout
+    interval_s, timeout_s = common.asking_again(args)
     with Client(common.connection_of(args)) as client:
         _tell(discovered(client.status(timeout_s=timeout_s)), args.file)
         try:
             while args.watch:
-                time.sleep(args.interval)
+                time.sleep(interval_s)
                 _again(client, timeout_s, args.file)
         except KeyboardInterrupt:
             return common.EXIT_OK

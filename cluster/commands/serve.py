@@ -17,10 +17,8 @@ from cluster import preflight
 from cluster.config.flags import add_config_flags, flags_of
 from cluster.config.load import Configured, load_settings
 from cluster.config.mapping import gateway_config
-from cluster.core.errors import ConfigError
 from cluster.gateway.config import DEFAULT_ADDRESS
 from cluster.progress import StageLines, Timeline
-from workers.cachedir import default_cache_dir
 
 if TYPE_CHECKING:
     from cluster.local_cluster import LocalCluster
@@ -71,18 +69,11 @@ def model_folder(configured: Configured, say: Any) -> Path:
 
     Raises ConfigError for one whose terms nobody has accepted, PullError.
     """
-    from workers import manifest
-    from workers.sources import DEFAULT, SOURCES
+    from cluster.modelfolder import local_folder
+    from workers.sources import DEFAULT
 
     given: Path | str = configured["model.path"] or DEFAULT.name
-    if isinstance(given, Path):
-        return given.resolve()
-    source, cache = SOURCES[given], default_cache_dir()
-    if source.terms and manifest.objection(cache / "models" / source.name) is not None:
-        raise ConfigError(f"{given} is not here: `headway pull {given}` says what to accept first")
-    from workers.pull import pull
-
-    return pull(source, cache, StageLines(say, "model: "))
+    return local_folder(str(given), StageLines(say, "model: ")).resolve()
 
 
 def local_settings(configured: Configured, model: Path) -> ServeSettings:

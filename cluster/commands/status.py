@@ -25,13 +25,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
     parser.add_argument("--watch", action="store_true", help="refresh until Ctrl-C")
-    parser.add_argument(
-        "--interval",
-        type=float,
-        default=1.0,
-        metavar="SECONDS",
-        help="time between refreshes (default: %(default)s)",
-    )
+    common.add_interval_option(parser, 1.0)
     common.add_connection_options(parser)
     parser.set_defaults(run=run)
 
@@ -44,10 +38,7 @@ def run(args: argparse.Namespace) -> int:
 def _status(args: argparse.Namespace) -> int:
     from headway.client import Client
 
-    if not 0.05 <= args.interval <= 3600.0:
-        raise common.UsageError(f"--interval must be 0.05 to 3600 s, got {args.interval:g}")
-    # Without a limit a watch on a router that hangs would hang too.
-    timeout_s = 10.0 if args.timeout is None else args.timeout
+    interval_s, timeout_s = common.asking_again(args)
     with Client(common.connection_of(args)) as client:
         if args.json:
             while True:
@@ -55,7 +46,7 @@ def _status(args: argparse.Namespace) -> int:
                 print(json.dumps(dataclasses.asdict(status), ensure_ascii=False), flush=True)
                 if not args.watch:
                     return common.EXIT_OK
-                time.sleep(args.interval)
+                time.sleep(interval_s)
         from rich.console import Console
 
         if not args.watch:
@@ -65,7 +56,7 @@ def _status(args: argparse.Namespace) -> int:
 
         with Live(render(client.status(timeout_s=timeout_s)), auto_refresh=False) as live:
             while True:
-                time.sleep(args.interval)
+                time.sleep(interval_s)
                 live.update(render(client.status(timeout_s=timeout_s)), refresh=True)
 
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from headway.client import Client, Status
     from headway.types import Engine, Router, Tail
 
-TIMEOUT_S = 10.0
 ROWS_BESIDE_ENGINES = 7
 """Lines of a screen that are not an engine's or a router's."""
 BAR = 10
@@ -31,13 +30,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "milliseconds, as the routers measured them: median/99th percentile.",
     )
     parser.add_argument("--once", action="store_true", help="print once, all engines, and end")
-    parser.add_argument(
-        "--interval",
-        type=float,
-        default=1.0,
-        metavar="SECONDS",
-        help="time between refreshes (default: %(default)s)",
-    )
+    common.add_interval_option(parser, 1.0)
     common.add_connection_options(parser)
     parser.set_defaults(run=run)
 
@@ -52,9 +45,7 @@ def _top(args: argparse.Namespace) -> int:
 
     from headway.client import Client
 
-    if not 0.05 <= args.interval <= 3600.0:
-        raise common.UsageError(f"--interval must be 0.05 to 3600 s, got {args.interval:g}")
-    timeout_s = TIMEOUT_S if args.timeout is None else args.timeout
+    interval_s, timeout_s = common.asking_again(args)
     console = Console()
     with Client(common.connection_of(args)) as client:
         # The first answer also says whether there is anybody.
@@ -64,10 +55,10 @@ def _top(args: argparse.Namespace) -> int:
             return common.EXIT_OK
         try:
             if console.is_terminal:
-                _watch(client, console.size.height, args.interval, timeout_s)
+                _watch(client, console.size.height, interval_s, timeout_s)
             while True:
                 console.print(render(first, None), "")
-                time.sleep(args.interval)
+                time.sleep(interval_s)
                 first = client.status(timeout_s=timeout_s)
         except KeyboardInterrupt:
             return common.EXIT_OK

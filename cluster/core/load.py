@@ -31,3 +31,8 @@ class EngineLoad(NamedTuple):
     step_s: float = 0.0
     prefill_tokens: int = 0
     held: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def kv_use(self) -> float:
+        """Share of the blocks in use, 0 to 1."""
+        return 1.0 - self.blocks_free / self.blocks_total if self.blocks_total else 0.0

@@ -37,6 +37,11 @@ class ModelInfo:
     tokenizer: str = ""
 
     @property
+    def pool_tokens(self) -> int:
+        """KV positions of one engine."""
+        return self.num_blocks * self.block_size
+
+    @property
     def weights(self) -> str:
         """Engines that agree in this give a stream the same tokens (bfloat16: nearly)."""
         return f"{self.fingerprint}/{self.dtype}"

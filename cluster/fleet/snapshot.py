@@ -77,9 +77,7 @@ class EngineSnapshot:
     @property
     def kv_use(self) -> float:
         """Share of its blocks in use, 0 to 1."""
-        if self.load is None or self.load.blocks_total == 0:
-            return 0.0
-        return 1.0 - self.load.blocks_free / self.load.blocks_total
+        return 0.0 if self.load is None else self.load.kv_use
 
     @property
     def outstanding(self) -> float:

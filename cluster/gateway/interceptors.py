@@ -120,23 +120,34 @@ class InFlight:
         self.active -= 1
 
 
-class InFlightInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Counts the calls of `methods` ("/package.Service/Method") and refuses those beyond the
-    limit."""
+class _AroundCalls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Puts something around the calls of `methods` ("/package.Service/Method")."""
 
-    def __init__(self, in_flight: InFlight, methods: Collection[str], meter: RouterMeter) -> None:
-        self._in_flight = in_flight
-        self._meter = meter
+    def __init__(self, methods: Collection[str]) -> None:
         self._methods = frozenset(methods)
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> Handler:
-        handler = await continuation(handler_call_details)
-        if handler is None or handler_call_details.method not in self._methods:
+        handler, method = await continuation(handler_call_details), handler_call_details.method
+        if handler is None or method not in self._methods:
             return handler
         inner: Behaviour = handler.unary_stream or handler.unary_unary  # type: ignore[assignment]
+        return _with_behaviour(handler, self._around(inner, method))
 
+    def _around(self, inner: Behaviour, method: str) -> Behaviour:
+        raise NotImplementedError
+
+
+class InFlightInterceptor(_AroundCalls):
+    """Counts the calls of `methods` and refuses those beyond the limit."""
+
+    def __init__(self, in_flight: InFlight, methods: Collection[str], meter: RouterMeter) -> None:
+        super().__init__(methods)
+        self._in_flight = in_flight
+        self._meter = meter
+
+    def _around(self, inner: Behaviour, method: str) -> Behaviour:
         async def counted(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             try:
                 self._in_flight.enter()
@@ -148,25 +159,19 @@ class InFlightInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             finally:
                 self._in_flight.leave()
 
-        return _with_behaviour(handler, counted)
+        return counted
 
 
-class CallsInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+class CallsInterceptor(_AroundCalls):
     """Tells the meter how the calls of `methods` end, those that other interceptors refuse too: it
     goes first."""
 
     def __init__(self, meter: RouterMeter, methods: Collection[str]) -> None:
+        super().__init__(methods)
         self._meter = meter
-        self._methods = frozenset(methods)
 
-    async def intercept_service(
-        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
-    ) -> Handler:
-        handler = await continuation(handler_call_details)
-        if handler is None or handler_call_details.method not in self._methods:
-            return handler
-        inner: Behaviour = handler.unary_stream or handler.unary_unary  # type: ignore[assignment]
-        method = handler_call_details.method.rpartition("/")[2]
+    def _around(self, inner: Behaviour, method: str) -> Behaviour:
+        name = method.rpartition("/")[2]
 
         async def measured(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             self._meter.began()
@@ -177,9 +182,9 @@ class CallsInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 code = _code_of(error, context)
                 raise
             finally:
-                self._meter.ended(method, code.name)
+                self._meter.ended(name, code.name)
 
-        return _with_behaviour(handler, measured)
+        return measured
 
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}

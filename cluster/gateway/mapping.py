@@ -207,7 +207,7 @@ def fit(
 def sequence_limit(model: ModelInfo) -> int:
     """Prompt plus output tokens of one request at most: the model's limit, or the KV cache's
     when that is smaller, since such a request could never finish."""
-    return min(model.max_model_len, model.num_blocks * model.block_size)
+    return min(model.max_model_len, model.pool_tokens)
 
 
 def _first_causes(violations: list[FieldViolation]) -> list[FieldViolation]:

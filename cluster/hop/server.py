@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from cluster.core.errors import InvalidRequest, WireError
 from cluster.core.load import EngineLoad
 from cluster.core.modelinfo import ModelInfo
-from cluster.core.ports import near
 from cluster.core.request import EngineRequest
 from cluster.engine import loop as commands
 from cluster.engine.core import ConnectionId, StepReport, StreamKey
@@ -39,6 +38,7 @@ from cluster.hop.messages import (
     WaitingPart,
     Welcome,
 )
+from cluster.listen import listen_near
 
 logger = logging.getLogger(__name__)
 
@@ -109,19 +109,9 @@ class HopServer:
         """Listen at `port` or the next free one; returns it. The engine loop may already run."""
         self._loop = asyncio.get_running_loop()
         self._engine = engine
-        self._server = await self._listen(host, port)
+        self._server = await listen_near(self._serve, host, port)
         self._heartbeat = asyncio.create_task(self._beat())
         return int(self._server.sockets[0].getsockname()[1])
-
-    async def _listen(self, host: str, port: int) -> asyncio.Server:
-        for candidate in near(port):
-            try:
-                return await asyncio.start_server(self._serve, host, candidate)
-            except OSError as error:
-                if candidate == 0:
-                    raise
-                logger.debug("port %d of %s: %s", candidate, host, error)
-        raise OSError(f"no port for routers on {host}")
 
     async def stop(self, reason: str) -> None:
         """Say goodbye to every router and close. Their streams go on elsewhere."""

@@ -114,11 +114,9 @@ class EngineService:
 
     def use(self) -> EngineUse:
         """How much of this engine is taken, for autoscaling."""
-        load, model = self.loop.load, self.model
-        pool_tokens = model.num_blocks * model.block_size
-        held = 1.0 - load.blocks_free / max(load.blocks_total, 1)
+        load = self.loop.load
         return EngineUse(
-            outstanding=held + load.waiting_tokens / pool_tokens,
+            outstanding=load.kv_use + load.waiting_tokens / self.model.pool_tokens,
             lanes=(load.running + load.waiting) / self._options.max_num_seqs,
         )
 

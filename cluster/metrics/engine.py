@@ -42,11 +42,6 @@ def _blocks(facts: EngineFacts) -> tuple[float, ...]:
     return (load.blocks_total - load.blocks_free, cached, max(0, load.blocks_free - cached))
 
 
-def _kv_use(facts: EngineFacts) -> float:
-    load = facts.load
-    return 1.0 - load.blocks_free / load.blocks_total if load.blocks_total else 0.0
-
-
 _READ = (
     _total("steps", "", "Steps planned.", lambda f: f.counters.steps),
     _total(
@@ -147,7 +142,12 @@ _READ = (
         ),
         _blocks,
     ),
-    _gauge("kv_use_ratio", "0 to 1", "Share of the KV blocks that sequences hold.", _kv_use),
+    _gauge(
+        "kv_use_ratio",
+        "0 to 1",
+        "Share of the KV blocks that sequences hold.",
+        lambda f: f.load.kv_use,
+    ),
     _gauge(
         "budget_tokens", "tokens", "Token budget in force: of the newest step.", lambda f: f.granted
     ),

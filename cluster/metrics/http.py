@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from cluster.core.ports import near
+from cluster.listen import listen_near
 
 logger = logging.getLogger(__name__)
 
@@ -35,16 +35,8 @@ class MetricsServer:
 
     async def start(self, host: str, port: int) -> int:
         """Listen at `port`, or at the next free one; 0 for any. Returns the port."""
-        for candidate in near(port):
-            try:
-                self._server = await asyncio.start_server(
-                    self._serve, host, candidate, limit=MAX_REQUEST_BYTES
-                )
-            except OSError as error:
-                logger.debug("port %d of %s: %s", candidate, host, error)
-                continue
-            return int(self._server.sockets[0].getsockname()[1])
-        raise OSError(f"no port for metrics on {host}")
+        self._server = await listen_near(self._serve, host, port, MAX_REQUEST_BYTES)
+        return int(self._server.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
         """Idempotent."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from headway.client import AsyncClient, Delivery, Delta, Finished, Sampling
 from headway.errors import HeadwayRpcError
 from tests.chaos.cluster import Cluster, Faults
+from tests.e2e.reading import prompt
 from tests.e2e.tiny_folder import write_tiny_folder
 
 KINDS = 48
@@ -66,10 +67,6 @@ def sampling(number: int) -> Sampling:
         seed=number,
         ignore_eos=True,
     )
-
-
-def prompt(number: int) -> list[int]:
-    return [3 + (number * 31 + i * 17) % 300 for i in range(1 + (number * 11) % 120)]
 
 
 def _median(values: list[float]) -> float:

@@ -14,6 +14,7 @@ import pytest
 from headway.client import AsyncClient, Delta, Finished, Sampling
 from headway.errors import RetryableError
 from tests.e2e.app import App, headway
+from tests.e2e.reading import prompt
 from tests.e2e.tiny_folder import write_tiny_folder
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
@@ -39,10 +40,6 @@ def sampling(number: int) -> Sampling:
         seed=number,
         ignore_eos=True,
     )
-
-
-def prompt(number: int) -> list[int]:
-    return [3 + (number * 31 + i * 17) % 300 for i in range(1 + (number * 11) % 120)]
 
 
 async def generate(client: AsyncClient, number: int) -> list[int]:
