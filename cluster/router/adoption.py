@@ -53,28 +53,38 @@ class Adoptions:
         self._last = 0
         self._open: dict[int, asyncio.Future[KeptLog | None]] = {}
 
-    async def ask(self, links: Sequence[EngineLink], token: str) -> KeptLog | None:
-        """The log of a stream from whichever engine has it; None if none answers with it."""
+    async def ask(self, links: Sequence[EngineLink], token: str, least: int) -> KeptLog | None:
+        """The log of a stream from an engine that has it; None if none answers with it.
+
+        An engine from which the stream was moved while its connection was down may have a copy that
+        has been overtaken: the first with `least` ids is taken, or else the longest there is.
+        """
         questions: dict[int, asyncio.Future[KeptLog | None]] = {}
         for link in links:
             self._last += 1
             questions[self._last] = asyncio.get_running_loop().create_future()
             self._open[self._last] = questions[self._last]
             link.send(Adopt(self._last, token))
+        best: KeptLog | None = None
         try:
             for answer in asyncio.as_completed(questions.values(), timeout=ANSWER_S):
                 log = await answer
-                if log is not None:
+                if log is not None and len(log.emitted_ids) >= least:
                     return log
+                best = max(best, log, key=_length)
         except asyncio.TimeoutError:
-            return None
+            pass
         finally:
             for number in questions:
                 self._open.pop(number, None)
-        return None
+        return best
 
     def answered(self, message: Adopted) -> None:
         """An engine's answer; one that comes too late is passed over."""
         future = self._open.pop(message.number, None)
         if future is not None and not future.done():
             future.set_result(message.log)
+
+
+def _length(log: KeptLog | None) -> int:
+    return -1 if log is None else len(log.emitted_ids)

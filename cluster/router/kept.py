@@ -119,22 +119,28 @@ class KeptStreams:
                 )
         here = {choice for choice in wanted if tokens[choice] in self._streams}
         links = self._home.links()
-        questions = [self._adopt(links, call, choice) for choice in wanted if choice not in here]
-        await asyncio.gather(*questions)
+        await asyncio.gather(
+            *(self._adopt(links, call, c, least) for c, least in wanted.items() if c not in here)
+        )
         # Looked up only now: while engines were asked, one that was here may have expired.
         found = {
             choice: self._streams[tokens[choice]]
             for choice in wanted
             if tokens[choice] in self._streams
         }
-        if len(found) < len(wanted):
+        for choice, stream in found.items():
+            _check_index(stream, wanted[choice])
+        try:
+            if len(found) < len(wanted):
+                raise UnknownResumeToken("no such stream is kept; it may have expired")
+            for choice, stream in found.items():
+                _check_copy(stream, wanted[choice])
+        except UnknownResumeToken:
             # The rest alone is of no use to this client; it would be computed for nobody.
             for choice in found.keys() - here:
                 if found[choice].expires_s is not None:
                     self._home.give_up(found[choice])
-            raise UnknownResumeToken("no such stream is kept; it may have expired")
-        for choice, stream in found.items():
-            _check_index(stream, wanted[choice])
+            raise
         resumed = []
         for choice, stream in found.items():
             self._resumed(ResumedFrom.HERE if choice in here else ResumedFrom.ENGINE)
@@ -143,10 +149,10 @@ class KeptStreams:
             resumed.append(Resumed(request, stream.attach(wanted[choice])))
         return resumed
 
-    async def _adopt(self, links: Sequence[EngineLink], call: str, choice: int) -> None:
+    async def _adopt(self, links: Sequence[EngineLink], call: str, choice: int, least: int) -> None:
         """Keep here what another router had, from the engine that produced it, if any did."""
         token = tokens_of(call)[choice]
-        log = await self._adoptions.ask(links, token)
+        log = await self._adoptions.ask(links, token, least)
         # Two calls asked at the same time: the engine's answer went to one of them.
         if log is None or token in self._streams:
             return
@@ -158,10 +164,24 @@ class KeptStreams:
 
 
 def _check_index(stream: ActiveStream, index: int) -> None:
-    held = len(stream.log.emitted)
-    if not 0 <= index <= held:
+    """One that no copy of the log can have is the caller's mistake."""
+    log = stream.log
+    over = log.finish is not None
+    limit = len(log.emitted) if over else stream.request.sampling.max_tokens
+    if not 0 <= index <= limit:
         raise InvalidRequest.single(
             "positions",
-            f"next_index of choice {stream.request.choice} must be between 0 and {held}, what was "
-            f"produced; got {index}",
+            f"next_index of choice {stream.request.choice} must be between 0 and {limit}, "
+            f"{'what was produced' if over else 'its max_tokens'}; got {index}",
+        )
+
+
+def _check_copy(stream: ActiveStream, index: int) -> None:
+    """A copy may be behind the client: the router and the engine that knew more are gone, or this
+    router was cut off while the stream went on at another. The client has what is missing."""
+    held = len(stream.log.emitted)
+    if index > held:
+        raise UnknownResumeToken(
+            f"what is kept of choice {stream.request.choice} ends at {held}, before next_index "
+            f"{index}; send the request again, with its seed and what has arrived in `emitted`"
         )

@@ -9,8 +9,10 @@ from dataclasses import replace
 import pytest
 
 from cluster.core.errors import InvalidRequest, ResumedElsewhere, UnknownResumeToken
+from cluster.engine.core import StreamKey
 from cluster.hop.keeper import LogKeeper
 from cluster.hop.link import LinkSettings
+from cluster.hop.messages import Keep, Submit
 from cluster.router.dispatcher import Dispatcher, DispatcherSettings
 from cluster.router.stream import GenerationRequest, TokenStream
 from tests.hop.support import (
@@ -190,6 +192,78 @@ def test_another_router_goes_on_when_the_first_is_gone(way):
     run(scenario())
 
 
+def overtaken_copy(engine: Engine, stream: TokenStream, asked: GenerationRequest, ids: int) -> None:
+    """As after the stream was moved away while the connection to this engine was down."""
+    keep = Keep(stream.resume_token, 5.0, asked.request_id, list(asked.stop), "")
+    prompt, emitted = list(asked.prompt_ids), expected(asked)[:ids]
+    keeper = engine.service._server._keeper
+    keeper.begin(StreamKey(99, 1), Submit(1, prompt, emitted, asked.sampling, keep=keep))
+    keeper.lose(99)
+
+
+@pytest.mark.parametrize("first", ["current", "overtaken"])
+def test_of_two_copies_the_one_that_was_overtaken_is_not_used(first, monkeypatch):
+    async def scenario():
+        a, b = Engine("a", step_s=0.005), Engine("b", step_s=0.005)
+        async with fleet(a, b) as dispatcher:
+            asked = kept(1)
+            stream = await dispatcher.open(asked)
+            ids = await read_some(stream, 8)
+            holder = next(e for e in (a, b) if e.name == stream.timing.engine_ids[0])
+            other = a if holder is b else b
+            overtaken_copy(other, stream, asked, ids=3)
+            second = await second_router(a, b)
+            slow = (other if first == "current" else holder).service._server
+            at_once = slow._hand_over
+
+            def late(connection, message):
+                at_once(_Late(connection), message)
+
+            monkeypatch.setattr(slow, "_hand_over", late)
+            resumed = await second.resume(stream.resume_token, len(ids))
+            assert ids + await rest(resumed.stream, len(ids)) == expected(asked)
+            resumed.stream.leave()
+            await second.close()
+
+    run(scenario())
+
+
+def test_a_client_that_has_more_than_any_copy_is_told_to_send_what_it_has():
+    async def scenario():
+        engine = Engine("a", step_s=0.005)
+        async with fleet(engine) as dispatcher:
+            asked = kept(1)
+            stream = await dispatcher.open(asked)
+            ids = await read_some(stream, 3)
+            token = stream.resume_token
+            # A copy here: this router was cut off, and the stream went on at another.
+            with pytest.raises(UnknownResumeToken, match=r"before next_index 59; send the request"):
+                await dispatcher.resume(token, 59)
+            with pytest.raises(InvalidRequest, match="between 0 and 60, its max_tokens; got 61"):
+                await dispatcher.resume(token, 61)
+            assert (ids + await rest(stream, len(ids))) == expected(asked)
+            dispatcher.forget(token)
+            await asyncio.sleep(0.1)
+            # A copy at an engine; whoever knew more is gone.
+            overtaken_copy(engine, stream, asked, ids=10)
+            with pytest.raises(UnknownResumeToken, match="ends at 10, before next_index 12"):
+                await dispatcher.resume(token, 12)
+            assert dispatcher.active_streams == 0
+            await settled(engine)
+
+    run(scenario())
+
+
+class _Late:
+    """An engine's connection to a router on which answers take their time."""
+
+    def __init__(self, connection):
+        self._connection = connection
+
+    def send(self, message, now):
+        asyncio.get_running_loop().call_later(0.2, self._connection.send, message, now)
+
+
 class _Deaf:
     """A dead process hears nothing."""
 
@@ -251,9 +325,7 @@ def test_kept_streams_survive_relief_and_engine_loss():
 
 
 def test_the_keeper_is_bounded_and_expires():
-    from cluster.engine.core import StreamKey
     from cluster.hop import keeper as module
-    from cluster.hop.messages import Keep, Submit
 
     now = [0.0]
     it = LogKeeper(lambda: now[0])
