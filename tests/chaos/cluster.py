@@ -126,7 +126,7 @@ class Faults:
     kills: int
     stops: int
     seed: int
-    pause_s: tuple[float, float] = (0.3, 1.0)
+    pause_s: tuple[float, float]
     done: list[tuple[str, str]] = field(default_factory=list)
     noticed_s: list[float] = field(default_factory=list)
 

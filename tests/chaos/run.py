@@ -96,7 +96,14 @@ async def one_stream(client: AsyncClient, number: int, report: Report) -> list[i
     return ids
 
 
-async def scenario(kills: int, stops: int, concurrent: int, least: int, seed: int) -> Report:
+async def scenario(
+    kills: int,
+    stops: int,
+    concurrent: int,
+    least: int,
+    seed: int,
+    pause_s: tuple[float, float] = (0.3, 1.0),
+) -> Report:
     report = Report(kills, stops)
     with tempfile.TemporaryDirectory() as scratch:
         model = write_tiny_folder(Path(scratch) / "tiny")
@@ -105,7 +112,7 @@ async def scenario(kills: int, stops: int, concurrent: int, least: int, seed: in
                 calm = Report(0, 0)
                 reference = [await one_stream(client, n, calm) for n in range(KINDS)]
             began = time.monotonic()
-            faults = Faults(cluster, kills, stops, seed)
+            faults = Faults(cluster, kills, stops, seed, pause_s)
             storm = asyncio.create_task(faults.run())
             numbers = itertools.count()
             workers = [

@@ -12,6 +12,8 @@ from headway.errors import HeadwayRpcError
 
 KINDS = 12
 """Different requests; every stream is one of them."""
+WINDOW_S = 60.0
+"""For so long a client tries to go on with a stream that it has lost."""
 
 
 def sampling(number: int) -> Sampling:
@@ -38,10 +40,10 @@ class Read:
     engines: list[str] = field(default_factory=list)
 
 
-async def read(target: str, number: int) -> Read:
+async def read(target: str, number: int, window_s: float = WINDOW_S) -> Read:
     """On a channel of its own: where routers share an address, the kernel deals connections out."""
     seen, before = Read(number), time.monotonic()
-    delivery = Delivery(resume_window_s=60.0)
+    delivery = Delivery(resume_window_s=window_s)
     try:
         async with AsyncClient(target) as client:
             stream = client.generate(prompt(number), sampling(number), delivery=delivery)
@@ -63,7 +65,12 @@ async def read(target: str, number: int) -> Read:
 
 
 async def keep_reading(
-    targets: Sequence[str], worker: int, workers: int, stop: asyncio.Event, done: list[Read]
+    targets: Sequence[str],
+    worker: int,
+    workers: int,
+    stop: asyncio.Event,
+    done: list[Read],
+    window_s: float = WINDOW_S,
 ) -> None:
     """Streams one after the other. Every worker prefers another of the targets; the others are
     where it goes on when that one is lost."""
@@ -72,7 +79,7 @@ async def keep_reading(
     target = order[0] if len(order) == 1 else "ipv4:" + ",".join(order)
     number = worker
     while not stop.is_set():
-        done.append(await read(target, number % KINDS))
+        done.append(await read(target, number % KINDS, window_s))
         number += workers
 
 

@@ -25,6 +25,7 @@ import psutil
 import pytest
 import yaml
 
+from tests.e2e.reading import WINDOW_S
 from tests.e2e.tiny_folder import write_tiny_folder
 from tests.netns.hosts import REPO, Host, Hosts
 
@@ -102,10 +103,10 @@ class Site:
         return [one["ids"] for one in seen]
 
     @contextmanager
-    def reading(self) -> Iterator[list[dict[str, Any]]]:
+    def reading(self, window_s: float = WINDOW_S) -> Iterator[list[dict[str, Any]]]:
         """Streams without pause while the block runs; after it, all of them are in the list."""
         seen: list[dict[str, Any]] = []
-        process = self.reader(",".join(self.targets), str(READERS))
+        process = self.reader(",".join(self.targets), str(READERS), str(window_s))
         assert process.stdout is not None
         assert process.stdout.readline().strip() == "reading"
         time.sleep(2.0)
@@ -262,6 +263,24 @@ def test_a_node_drained(site: Site) -> None:
         took = until(lambda: not site.replicas(ENGINE, "w2"), "the engine has left the node")
         time.sleep(2.0)
     print(f"node drained after {took:.0f} s, longest gap {verdict(seen, expected):.2f} s")
+
+
+def test_the_head_killed_and_started_again(site: Site) -> None:
+    """Ray's own state is gone with it, and `deploy/up` starts every node anew. What clients hold
+    of their streams outlives even that."""
+    expected = site.reference()
+    with site.reading(window_s=300.0) as seen:
+        killed = site.hosts["head"].kill_everything()
+        time.sleep(10.0)
+        began = time.monotonic()
+        site.up("--nodes-timeout", "120")
+        until(site.whole, "three engines and routers again")
+        took = time.monotonic() - began
+        time.sleep(2.0)
+    gap = verdict(seen, expected)
+    print(f"head killed ({killed} processes): whole {took:.0f} s after the call of `deploy/up`")
+    print(f"longest gap {gap:.2f} s")
+    assert gap < took, "streams ended with the head, and not with the restart of their own nodes"
 
 
 def test_down(site: Site) -> None:
