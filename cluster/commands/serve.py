@@ -38,9 +38,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    # Late: Ray takes seconds to import, and `headway generate` must not pay for it.
-    from cluster.local_cluster import LocalCluster
-
     say = Timeline(lambda line: print(line, flush=True))
     preflight.check_python()
     configured = load_settings(args.config, flags_of(args), os.environ)
@@ -52,6 +49,9 @@ def run(args: argparse.Namespace) -> int:
     model = model_folder(configured, say)
     preflight.check_memory(sum(f.stat().st_size for f in model.glob("*.safetensors")))
     settings = checked(configured, local_settings(configured, model))
+    # Late: Ray takes seconds to import, and what is wrong is said without it.
+    from cluster.local_cluster import LocalCluster
+
     stop = StopSignal()
     stop.listen()
     with LocalCluster(settings, say) as cluster:

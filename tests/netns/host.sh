@@ -20,6 +20,9 @@ mount -t overlay overlay -o "lowerdir=$LAB/packages/usr:/usr" /usr
 cp /etc/passwd "$OWN/passwd"
 grep -q ^sshd: "$OWN/passwd" || echo 'sshd:x:120:65534::/run/sshd:/usr/sbin/nologin' >>"$OWN/passwd"
 mount --bind "$OWN/passwd" /etc/passwd
+# As on an installed host: its own name does not have to be asked of a name server, and there is none.
+printf '127.0.0.1 localhost\n%s %s\n' "$ADDRESS" "$NAME" >"$OWN/hosts"
+mount --bind "$OWN/hosts" /etc/hosts
 mount -t tmpfs tmpfs /run
 mkdir -p /run/sshd
 chmod 755 /run/sshd
