@@ -67,7 +67,8 @@ class RoomFacts:
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
     """clock_s: seconds since 1970 when it was asked. clock_synced: None where nobody can tell.
-    code: digest of Headway's own files. ports: by what they are for and their address."""
+    code: digest of Headway's own files. own_name_s: how long it takes to look up the node's own
+    name. ports: by what they are for and their address."""
 
     host: str
     python: str
@@ -80,4 +81,5 @@ class NodeFacts:
     cores: int
     clock_s: float
     clock_synced: bool | None
+    own_name_s: float
     ports: dict[str, PortState] = field(default_factory=dict)

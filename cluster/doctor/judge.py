@@ -15,6 +15,8 @@ from cluster.findings import Finding, mebibytes, ok, problem, warning
 MIN_OPEN_FILES = 1024
 GOOD_OPEN_FILES = 8192
 """A socket per stream and some per process of Ray."""
+SLOW_NAME_S = 1.0
+"""A name server that does not answer takes five seconds or more."""
 
 
 def findings(node: NodeFacts) -> Iterator[Finding]:
@@ -29,6 +31,7 @@ def findings(node: NodeFacts) -> Iterator[Finding]:
     for what, state in node.ports.items():
         yield _port(what, state)
     yield _clock(node)
+    yield _own_name(node)
 
 
 def _python(node: NodeFacts) -> Iterator[Finding]:
@@ -186,3 +189,11 @@ def _clock(node: NodeFacts) -> Finding:
         advice = "run chrony or systemd-timesyncd; tokens do not depend on it, reading logs does"
         return warning("clock", "not synchronised, says the kernel", advice)
     return ok("clock", "synchronised" if node.clock_synced else "nobody can tell whether it is set")
+
+
+def _own_name(node: NodeFacts) -> Finding:
+    took = f"{node.host}, looked up in {node.own_name_s:.1f} s"
+    if node.own_name_s < SLOW_NAME_S:
+        return ok("name", took)
+    advice = f"put a line `ADDRESS {node.host}` in /etc/hosts; every process of Ray waits for it"
+    return warning("name", took, advice)

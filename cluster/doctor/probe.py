@@ -13,7 +13,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import psutil
@@ -45,6 +45,7 @@ def probe(ports: Mapping[str, str]) -> NodeFacts:
         room=room_facts(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
         clock_synced=clock_synced(),
+        own_name_s=own_name_s(),
         ports={f"{what} {address}": port_state(address) for what, address in ports.items()},
         clock_s=time.time(),
     )
@@ -152,6 +153,14 @@ def port_state(address: str) -> str:
         cause = error.__cause__
         return cause.strerror or str(cause) if isinstance(cause, OSError) else str(error)
     return ""
+
+
+def own_name_s(look_up: Callable[[str], object] = socket.getfqdn) -> float:
+    """As every process of Ray looks it up when it starts."""
+    began = time.monotonic()
+    with contextlib.suppress(OSError):
+        look_up(socket.gethostname())
+    return time.monotonic() - began
 
 
 def clock_synced() -> bool | None:

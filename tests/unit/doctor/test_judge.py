@@ -38,6 +38,7 @@ NODE = NodeFacts(
     cores=8,
     clock_s=1000.0,
     clock_synced=True,
+    own_name_s=0.01,
     ports={"front door 127.0.0.1:50051": ""},
 )
 CARD = "NVIDIA H200, 143771 MiB, 570.86"
@@ -138,6 +139,7 @@ def test_a_gpu_is_named_with_driver_cuda_and_nccl():
             "stop it",
         ),
         ({"clock_synced": False}, Level.WARNING, "not synchronised", "chrony"),
+        ({"own_name_s": 10.0}, Level.WARNING, "a, looked up in 10.0 s", "ADDRESS a` in /etc/hosts"),
     ],
 )
 def test_what_is_wrong_is_said_with_what_to_do(change, level, part, advice):

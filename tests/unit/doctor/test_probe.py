@@ -6,6 +6,7 @@ import json
 import platform
 import socket
 import stat
+import time
 
 import pytest
 
@@ -38,6 +39,18 @@ def test_what_is_not_installed_has_no_version():
     (missing,) = probe.packages(["surely-not-installed>=1"])
     assert (missing.installed, missing.tested) == (None, ">=1")
     assert list(probe.packages(["x>=1; extra == 'test'", "y; python_version < '3'"])) == []
+
+
+def test_the_own_name_is_timed_whether_it_is_found_or_not():
+    asked = []
+
+    def slow(name):
+        asked.append(name)
+        time.sleep(0.05)
+        raise socket.gaierror("no such name")
+
+    assert 0.05 <= probe.own_name_s(slow) < 5
+    assert asked == [socket.gethostname()]
 
 
 def test_cards_are_read_from_nvidia_smi(tmp_path, monkeypatch):
