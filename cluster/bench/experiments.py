@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 
 from cluster.bench.served import Served
+from cluster.core.errors import HeadwayError
 from cluster.sim.html import page, scatter
 from loadtests.job import Job
 from loadtests.outcome import Outcome, judge
@@ -198,6 +200,31 @@ def head_of_line(
         long_prompt=long_prompt,
         long_output=4,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Of a machine. prefill_s: a long prompt alone, until its first token. step_s: a decode step of
+    all streams."""
+
+    prefill_s: float
+    step_s: float
+
+    def long_every_s(self, output: int, long_count: int) -> float:
+        """How far apart long prompts must be to come evenly among `output` tokens of the streams
+        however they are served: none before the last one is done, and all of them in time."""
+        return self.prefill_s + output * self.step_s / (long_count + 1)
+
+
+def measure_pace(target: TargetSpec, streams: int, long_prompt: int) -> Pace:
+    """Raises HeadwayError when the server answers nothing."""
+    alone = replace(head_of_line(1, 2, long_prompt, 0.0, 0), prompt_mean=float(long_prompt), seed=1)
+    together = head_of_line(streams, 24, 24, 0.0, 0)
+    prefill = [r.ttft_s for r in run_load(Job(alone, target)).records if r.ok]
+    steps = [r.tpot_s for r in run_load(Job(together, target)).records if r.ok and r.tpot_s]
+    if not prefill or not steps:
+        raise HeadwayError("the server answered nothing while its pace was measured")
+    return Pace(prefill[0], statistics.median(steps))
 
 
 def highest_rate(

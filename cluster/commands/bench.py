@@ -89,7 +89,9 @@ def _add_hol(modes: Any) -> None:
     parser.add_argument("--streams", type=int, default=16, help="streams that run all the time")
     parser.add_argument("--output", type=int, default=240, help="tokens of each stream")
     parser.add_argument("--long-prompt", type=int, default=2048, help="tokens of a long prompt")
-    parser.add_argument("--long-every", type=float, default=4.0, help="seconds between them")
+    parser.add_argument(
+        "--long-every", type=float, default=0.0, help="seconds between them; 0 finds out what fits"
+    )
     parser.add_argument("--long-count", type=int, default=5, help="how many come")
     parser.add_argument("--budget", type=int, default=64, help="token budget of a chunked step")
     parser.add_argument("--itl-objective", type=float, default=200.0, help="controller's goal, ms")
@@ -146,18 +148,31 @@ def _add_common(parser: argparse.ArgumentParser, out: str) -> None:
 def run_hol(args: argparse.Namespace) -> int:
     """0 when every variant was measured validly, 4 when not, 1 when one could not be served."""
     require_load_extra()
-    from cluster.bench.experiments import Experiment, head_of_line, policy_variants
+    from cluster.bench.experiments import Experiment, head_of_line, measure_pace, policy_variants
+    from cluster.bench.served import Served
+    from loadtests.targets.base import TargetSpec
 
     names = args.policies.split(",")
     whole = args.long_prompt + 64
     known = policy_variants(args.budget, whole, args.itl_objective)
     if unknown := [name for name in names if name not in known]:
         raise ConfigError(f"no policy {unknown[0]!r}; there are {', '.join(known)}")
+    shared = ("--max-num-seqs", str(args.streams + args.long_count), *_serve(args))
+    every_s = args.long_every
+    if not every_s:
+        with Served([*shared, *known["continuous"].options]) as served:
+            target = TargetSpec(address=served.address)
+            pace = measure_pace(target, args.streams, args.long_prompt)
+        every_s = pace.long_every_s(args.output, args.long_count)
+        print(
+            f"a long prompt alone takes {pace.prefill_s:.2f} s, a decode step of {args.streams} "
+            f"{1e3 * pace.step_s:.0f} ms: one comes every {every_s:.1f} s"
+        )
     experiment = Experiment(
         f"{args.streams} streams and {args.long_count} prompts of {args.long_prompt} tokens",
-        head_of_line(args.streams, args.output, args.long_prompt, args.long_every, args.long_count),
+        head_of_line(args.streams, args.output, args.long_prompt, every_s, args.long_count),
         tuple(known[name] for name in names),
-        shared_options=("--max-num-seqs", str(args.streams + args.long_count), *_serve(args)),
+        shared_options=shared,
     )
     rows = _compare(experiment, args.out)
     _say_gain(rows)

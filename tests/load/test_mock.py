@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from cluster.bench.experiments import measure_pace
 from loadtests.job import Child, ChildFailed, Job
 from loadtests.runner import run_load
 from loadtests.scenario import Scenario
@@ -45,6 +46,14 @@ def test_known_gaps_are_read_back_and_every_count_is_the_ledgers(tmp_path):
     assert seen.mean_ms == pytest.approx(emitted.mean_ms, rel=0.02)
     assert seen.percentile_ms(50) == pytest.approx(emitted.percentile_ms(50), rel=0.05)
     assert histograms["TPOT"].percentile_ms(50) == pytest.approx(10.0, rel=0.05)
+
+
+def test_the_pace_of_a_server_is_found_out(tmp_path):
+    with mock_server(tmp_path) as mock:
+        pace = measure_pace(TargetSpec(address=mock.address), streams=4, long_prompt=300)
+    assert pace.step_s == pytest.approx(0.010, rel=0.1)
+    assert mock.ledger["prompt_tokens"] >= 300
+    assert 0 < pace.prefill_s < 1.0
 
 
 def test_an_overloaded_client_is_judged_invalid(tmp_path):

@@ -91,6 +91,15 @@ def test_head_of_line_has_streams_and_long_prompts():
     assert {row.output_length for row in rows if row.kind == "request"} == {100}
 
 
+def test_long_prompts_are_as_far_apart_as_the_machine_needs():
+    """One after the other even where each stops all streams, and all while the streams run."""
+    pace = experiments.Pace(prefill_s=12.0, step_s=0.1)
+    every_s = pace.long_every_s(output=240, long_count=5)
+    assert every_s == pytest.approx(16.0)
+    assert every_s >= pace.prefill_s
+    assert 5 * every_s < 240 * pace.step_s + 5 * pace.prefill_s
+
+
 def test_the_policies_compared_are_ones_that_serve_takes():
     parser = argparse.ArgumentParser()
     add_config_flags(parser)
