@@ -141,15 +141,39 @@ void chunk_rows(const ChunkCall<T>& call, int first, int last, Tiles& tiles,
   }
 }
 
-// All `count` tokens of a chunk against one KV head.
+// Tokens [first, last) of the chunk of sequence `sequence`.
+struct ChunkPart {
+  int sequence, first, last;
+};
+
+// The chunks [begin, end) of a step in parts that threads can share: no larger than the state, and
+// several for each thread, so that none is left with the last one while the others wait. What a token
+// gets does not depend on where the cuts are. The dearest part of a chunk, its end, comes first.
+inline std::vector<ChunkPart> chunk_parts(const Step& step, const Shape& shape, int begin, int end) {
+  constexpr int kPartsPerThread = 2, kLeastRows = kTogether * kBlock;
+  const int group = shape.group(), heads = shape.num_kv_heads;
+  const int most = kMaxRows / group > 0 ? kMaxRows / group : 1;
+  const int wanted = (kPartsPerThread * step.threads + heads - 1) / heads;
+  std::vector<ChunkPart> parts;
+  for (int s = begin; s < end; ++s) {
+    const int count = step.cu_seqlens_q[s + 1] - step.cu_seqlens_q[s];
+    const int needed = (count + most - 1) / most;
+    const int worthwhile = step.threads > 1 ? count * group / kLeastRows : 1;
+    const int share = wanted / (end - begin) < worthwhile ? wanted / (end - begin) : worthwhile;
+    const int pieces = needed > share ? needed : share;
+    for (int piece = pieces; piece > 0; --piece)
+      parts.push_back({s, int(int64_t(count) * (piece - 1) / pieces),
+                       int(int64_t(count) * piece / pieces)});
+  }
+  return parts;
+}
+
+// Part of a chunk against one KV head.
 template <typename T, typename Tiles>
-void attend_chunk(const ChunkCall<T>& call, int count) {
+void attend_chunk(const ChunkCall<T>& call, const ChunkPart& part) {
   static thread_local ChunkState<Tiles> state;
   Tiles tiles(call.shape.head_dim);
-  const int group = call.shape.group();
-  const int step = kMaxRows / group > 0 ? kMaxRows / group : 1;
-  for (int first = 0; first < count; first += step)
-    chunk_rows(call, first, first + step < count ? first + step : count, tiles, state);
+  chunk_rows(call, part.first, part.last, tiles, state);
 }
 
 }  // namespace headway

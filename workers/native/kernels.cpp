@@ -62,10 +62,10 @@ void attend(const Step& step, const Shape& shape, int window, const T* query, in
   in_parallel(step.num_decodes, step.threads, [&](int s) {
     decode(s, s + 1 < step.num_decodes ? context(s + 1) : Context{});
   });
-  const int chunks = step.num_seqs - step.num_decodes;
-  in_parallel(chunks * shape.num_kv_heads, step.threads, [&](int task) {
-    const int s = step.num_decodes + task / shape.num_kv_heads;
-    const int kv_head = task % shape.num_kv_heads;
+  const auto parts = chunk_parts(step, shape, step.num_decodes, step.num_seqs);
+  in_parallel(int(parts.size()) * shape.num_kv_heads, step.threads, [&](int task) {
+    const ChunkPart& part = parts[task / shape.num_kv_heads];
+    const int s = part.sequence, kv_head = task % shape.num_kv_heads;
     const int64_t head = int64_t(kv_head) * shape.head_dim;
     const int64_t token = step.cu_seqlens_q[s];
     const int count = step.cu_seqlens_q[s + 1] - int(token);
@@ -84,7 +84,7 @@ void attend(const Step& step, const Shape& shape, int window, const T* query, in
                                out_stride,
                                step.seqused_k[s] - count,
                                window};
-    attend_chunk<T, Tiles>(call, count);
+    attend_chunk<T, Tiles>(call, part);
   });
 }
 
