@@ -1,4 +1,7 @@
-"""The short form: at least 20 SIGKILLs and 10 SIGSTOPs under 64 streams. `make chaos` is longer."""
+"""The short form: at least 20 SIGKILLs and 10 SIGSTOPs under 64 streams. `make chaos` is longer.
+
+Who was stopped comes back to links that were given up: two producers are never both heard (R41).
+"""
 
 from __future__ import annotations
 

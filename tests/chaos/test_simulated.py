@@ -1,4 +1,5 @@
-"""Thousands of faults by seed: ids equal the reference, nothing is left behind.
+"""Thousands of faults by seed: ids equal the reference, nothing is left behind. A lost message is
+a gap in a sequence and never a hang (R40).
 
 A failing seed replays: `python -m tests.chaos.test_simulated SEED`.
 """

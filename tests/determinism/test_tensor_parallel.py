@@ -204,7 +204,7 @@ def test_a_lost_rank_is_noticed_in_time_and_takes_the_others_with_it(
 
 
 def test_ranks_end_when_their_engine_is_killed(folder, tmp_path):
-    """Nobody is left to tell them: the connection's end is what they go by."""
+    """Nobody is left to tell them: the connection's end is what they go by (R43)."""
     program = textwrap.dedent(
         f"""
         import sys, time

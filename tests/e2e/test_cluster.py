@@ -183,6 +183,8 @@ def test_a_dead_node_costs_its_streams_a_gap_and_no_token(site: Site) -> None:
 
 
 def test_engines_come_with_the_work_and_go_without_it(site: Site) -> None:
+    """From none, with streams that wait for the first (R45)."""
+
     async def scenario() -> None:
         scaling = (
             *("--engines", "1", "--max-engines", "3", "--min-engines", "0"),

@@ -56,6 +56,7 @@ class Engine:
 
     name: str
     num_blocks: int = 64
+    max_num_seqs: int = 16
     step_s: float = 0.001
     policies: PolicyChoice = field(default_factory=PolicyChoice)
     step_log_folder: str | None = None
@@ -69,7 +70,7 @@ class Engine:
             secret=SECRET,
             port=port,
             max_num_batched_tokens=32,
-            max_num_seqs=16,
+            max_num_seqs=self.max_num_seqs,
             policies=self.policies,
             step_log_folder=self.step_log_folder,
             metrics_port=self.metrics_port,
