@@ -44,8 +44,19 @@ class Refusal(str, Enum):
     OTHER = "other"
 
 
+class DrainOrder(str, Enum):
+    """What an operator wants of an engine."""
+
+    FINISH = "finish"
+    """Take nothing new."""
+    MOVE = "move"
+    """That, and let what it has go on elsewhere."""
+    UNDO = "undo"
+    """Take work again."""
+
+
 class LossCause(str, Enum):
-    """How a router lost an engine. Label of a metric."""
+    """How a router lost an engine, or its streams there. Label of a metric."""
 
     CLOSED = "closed"
     """Its end of the connection went away: it died, or its node."""
@@ -53,6 +64,8 @@ class LossCause(str, Enum):
     """It said goodbye: it stops, or its step loop has died."""
     SILENT = "silent"
     """No frame in time: it hangs, or the network does."""
+    EMPTIED = "emptied"
+    """An operator wants it to have no streams; the engine itself stays."""
     BROKEN = "broken"
     """What it sent was not the protocol, or not in order."""
 

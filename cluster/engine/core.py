@@ -163,6 +163,13 @@ class EngineCore:
         for key in [k for k in self._streams if k.connection == connection]:
             self.abort(key)
 
+    def give_away(self, reason: str) -> list[StreamFailure]:
+        """Abort all streams: what to say of each."""
+        failures = [StreamFailure(key, reason, []) for key in self._streams]
+        for failure in failures:
+            self.abort(failure.key)
+        return failures
+
     # -- steps ---------------------------------------------------------------------------------
 
     def begin_step(self, now: float) -> StepPlan | None:

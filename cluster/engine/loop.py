@@ -58,6 +58,13 @@ class DropConnection:
 
 
 @dataclass(frozen=True, slots=True)
+class GiveAway:
+    """Abort every stream, and tell whoever reads it why."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     pass
 
@@ -82,7 +89,7 @@ class ExecutorLost(RuntimeError):
     """The executor reported that it cannot go on."""
 
 
-Command: TypeAlias = Submit | Abort | Pause | Resume | DropConnection | Stop
+Command: TypeAlias = Submit | Abort | Pause | Resume | DropConnection | GiveAway | Stop
 
 
 class EngineLoop:
@@ -215,7 +222,7 @@ class EngineLoop:
         if isinstance(command, Submit):
             refusal = self._core.submit(command.key, command.request, self._clock())
             if refusal is not None:
-                self._refuse(refusal)
+                self._tell([refusal])
         elif isinstance(command, Abort):
             self._core.abort(command.key)
         elif isinstance(command, Pause):
@@ -224,8 +231,10 @@ class EngineLoop:
             self._core.resume(command.key)
         elif isinstance(command, DropConnection):
             self._core.drop_connection(command.connection)
+        elif isinstance(command, GiveAway):
+            self._tell(self._core.give_away(command.reason))
         else:
             self._stopping = True
 
-    def _refuse(self, refusal: StreamFailure) -> None:
-        self._publish(StepReport(self._core.load(self._clock()), [], [refusal]))
+    def _tell(self, failures: list[StreamFailure]) -> None:
+        self._publish(StepReport(self._core.load(self._clock()), [], failures))

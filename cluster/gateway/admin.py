@@ -46,7 +46,7 @@ class AdminServicer(admin_pb2_grpc.AdminServicer):
         return await answer(context, self._drain(request))
 
     async def _drain(self, request: admin_pb2.DrainEngineRequest) -> admin_pb2.DrainEngineResponse:
-        remaining = self._source.drain(request.engine_id, request.undo)
+        remaining = self._source.drain(request.engine_id, mapping.drain_order(request))
         if remaining is None:
             known = ", ".join(sorted(e.engine_id for e in self._source.engines())) or "none"
             raise UnknownEngine(f"no engine {request.engine_id[:128]!r} here; there are: {known}")

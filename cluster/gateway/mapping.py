@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 from cluster.core.errors import FieldViolation, InvalidRequest, ModelError
 from cluster.core.modelinfo import ModelInfo
-from cluster.core.outcome import FinishReason
+from cluster.core.outcome import DrainOrder, FinishReason
 from cluster.core.plan import TokenLogprob
 from cluster.core.sampling import SamplingParams, choice_seed, choices_violation
 from cluster.gateway.status import UnknownModel
@@ -369,3 +369,12 @@ def router_message(router: RouterSummary) -> admin_pb2.RouterStatus:
 
 def engine_message(engine: EngineStatus) -> admin_pb2.EngineStatus:
     return admin_pb2.EngineStatus(**dataclasses.asdict(engine))
+
+
+def drain_order(request: admin_pb2.DrainEngineRequest) -> DrainOrder:
+    """Raises InvalidRequest."""
+    if request.move and request.undo:
+        raise InvalidRequest.single("move", "does not go together with undo")
+    if request.undo:
+        return DrainOrder.UNDO
+    return DrainOrder.MOVE if request.move else DrainOrder.FINISH

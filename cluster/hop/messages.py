@@ -14,12 +14,13 @@ import msgspec
 from cluster.core.ids import TokenId
 from cluster.core.load import EngineLoad
 from cluster.core.modelinfo import ModelInfo
-from cluster.core.outcome import FinishReason
+from cluster.core.outcome import DrainOrder, FinishReason
 from cluster.core.sampling import SamplingParams
 from cluster.engine.core import Scores, StreamStats
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 RESUMED_ELSEWHERE = "the stream goes on at another router"
+EMPTIED = "an operator wants the engine to have no streams"
 """Reason of a Failure that is none."""
 MAX_FRAME_BYTES = 16 << 20
 """Larger frames are refused before they are read: a prompt of 1M tokens takes 5 MiB."""
@@ -92,9 +93,9 @@ class Forget(msgspec.Struct, tag="forget", array_like=True, frozen=True):
 
 
 class Drain(msgspec.Struct, tag="drain", array_like=True, frozen=True):
-    """An operator wants the engine to take nothing new (or to take work again)."""
+    """An operator's word."""
 
-    undo: bool
+    order: DrainOrder
 
 
 class KeptLog(msgspec.Struct, array_like=True, frozen=True):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from cluster.core.errors import InvalidRequest, WireError
 from cluster.core.load import EngineLoad
 from cluster.core.modelinfo import ModelInfo
+from cluster.core.outcome import DrainOrder
 from cluster.core.request import EngineRequest
 from cluster.engine import loop as commands
 from cluster.engine.core import ConnectionId, StepReport, StreamKey
@@ -19,6 +20,7 @@ from cluster.engine.loop import EngineLoop
 from cluster.hop import codec
 from cluster.hop.keeper import LogKeeper
 from cluster.hop.messages import (
+    EMPTIED,
     PROTOCOL_VERSION,
     RESUMED_ELSEWHERE,
     Abort,
@@ -255,7 +257,9 @@ class HopServer:
             self._keeper.forget(message.token)
             return
         if isinstance(message, Drain):
-            self.drain(message.undo)
+            self.drain(undo=message.order is DrainOrder.UNDO)
+            if message.order is DrainOrder.MOVE:
+                self._post(commands.GiveAway(EMPTIED))
             return
         key = StreamKey(connection.number, message.stream)
         if isinstance(message, Abort):

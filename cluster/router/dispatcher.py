@@ -25,7 +25,7 @@ from cluster.core.errors import (
     UnknownResumeToken,
 )
 from cluster.core.modelinfo import ModelInfo
-from cluster.core.outcome import LossCause, Refusal, ResumedFrom
+from cluster.core.outcome import DrainOrder, LossCause, Refusal, ResumedFrom
 from cluster.core.request import EngineRequest, check_fits
 from cluster.fleet.dispatch import Fleet, FleetSettings
 from cluster.fleet.job import Job
@@ -36,6 +36,7 @@ from cluster.fleet.snapshot import EngineSnapshot
 from cluster.fleet.token_log import SequenceGap
 from cluster.hop.link import EngineLink, LinkListener, LinkSettings
 from cluster.hop.messages import (
+    EMPTIED,
     RESUMED_ELSEWHERE,
     Abort,
     Adopted,
@@ -182,11 +183,11 @@ class Dispatcher:
             counters=self.counters,
         )
 
-    def drain(self, engine_id: str, undo: bool) -> int | None:
+    def drain(self, engine_id: str, order: DrainOrder) -> int | None:
         engine = self._engines.named(engine_id)
         if engine is None:
             return None
-        engine.link.send(Drain(undo))
+        engine.link.send(Drain(order))
         return engine.snapshot.streams
 
     # -- streams -------------------------------------------------------------------------------
@@ -443,6 +444,9 @@ class Dispatcher:
         except SequenceGap as gap:
             link.disconnect(str(gap))
             return
+        # Before anything is sent anywhere because of this frame.
+        if frame.draining != engine.snapshot.draining:
+            self.fleet.drain(engine.welcome.engine_id, undo=not frame.draining)
         for failure in frame.failures:
             self._take_failure(engine, failure)
         self._hear(engine, frame)
@@ -458,9 +462,6 @@ class Dispatcher:
         engine_id = engine.welcome.engine_id
         self.fleet.heard(engine_id, frame.load, frame.seen, waiting, time.monotonic())
         self._told_preemptions.clear()
-
-        if frame.draining != engine.snapshot.draining:
-            self.fleet.drain(engine_id, undo=not frame.draining)
 
     def on_adopted(self, link: EngineLink, message: Adopted) -> None:
         self._kept.answered(message)
@@ -481,7 +482,9 @@ class Dispatcher:
         stream = engine.streams.pop(failure.stream, None)
         if stream is None:
             return
-        if failure.reason == RESUMED_ELSEWHERE:
+        if failure.reason == EMPTIED:
+            self._replay(stream, LossCause.EMPTIED, f"{engine.welcome.engine_id}: {EMPTIED}")
+        elif failure.reason == RESUMED_ELSEWHERE:
             self._fail(stream, ResumedElsewhere(failure.reason))
             self.give_up(stream)
         elif failure.invalid:

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from cluster.core.ids import TokenId
 from cluster.core.modelinfo import ModelInfo
-from cluster.core.outcome import FinishReason
+from cluster.core.outcome import DrainOrder, FinishReason
 from cluster.core.plan import TokenLogprob
 from cluster.core.sampling import SamplingParams
 from cluster.metrics.facts import RouterFacts
@@ -163,6 +163,5 @@ class TokenSource(Protocol):
 
     def facts(self) -> RouterFacts: ...
 
-    def drain(self, engine_id: str, undo: bool) -> int | None:
-        """No new work for an engine, or work again: the sequences it still has; None if it is not
-        known."""
+    def drain(self, engine_id: str, order: DrainOrder) -> int | None:
+        """An operator's word to an engine: the sequences it still has; None if it is not known."""

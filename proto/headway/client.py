@@ -255,9 +255,17 @@ class Client:
         request = inference_pb2.ForgetRequest(resume_token=resume_token)
         self._call(self._inference.Forget, request, timeout_s)
 
-    def drain(self, engine_id: str, *, undo: bool = False, timeout_s: float | None = None) -> int:
-        """No new work for an engine (or work again); the sequences it still has."""
-        request = admin_pb2.DrainEngineRequest(engine_id=engine_id, undo=undo)
+    def drain(
+        self,
+        engine_id: str,
+        *,
+        undo: bool = False,
+        move: bool = False,
+        timeout_s: float | None = None,
+    ) -> int:
+        """No new work for an engine (or work again); the sequences it still has. move: they go on
+        elsewhere."""
+        request = admin_pb2.DrainEngineRequest(engine_id=engine_id, undo=undo, move=move)
         return int(self._call(self._admin.DrainEngine, request, timeout_s).remaining)
 
     def _resuming(
@@ -435,10 +443,16 @@ class AsyncClient:
         await self._call(self._inference.Forget, request, timeout_s)
 
     async def drain(
-        self, engine_id: str, *, undo: bool = False, timeout_s: float | None = None
+        self,
+        engine_id: str,
+        *,
+        undo: bool = False,
+        move: bool = False,
+        timeout_s: float | None = None,
     ) -> int:
-        """No new work for an engine (or work again); the sequences it still has."""
-        request = admin_pb2.DrainEngineRequest(engine_id=engine_id, undo=undo)
+        """No new work for an engine (or work again); the sequences it still has. move: they go on
+        elsewhere."""
+        request = admin_pb2.DrainEngineRequest(engine_id=engine_id, undo=undo, move=move)
         return int((await self._call(self._admin.DrainEngine, request, timeout_s)).remaining)
 
     async def _resuming(

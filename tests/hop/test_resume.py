@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from cluster.core.errors import InvalidRequest, ResumedElsewhere, UnknownResumeToken
+from cluster.core.outcome import DrainOrder, LossCause
 from cluster.engine.core import StreamKey
 from cluster.hop.keeper import LogKeeper
 from cluster.hop.link import LinkSettings
@@ -347,8 +348,8 @@ def test_drain_takes_nothing_new_and_finishes_what_there_is():
         a, b = Engine("a", step_s=0.01), Engine("b", step_s=0.01)
         async with fleet(a, b) as dispatcher:
             old = [await dispatcher.open(request(n)) for n in range(4)]
-            assert dispatcher.drain("a", False) is not None
-            assert dispatcher.drain("nobody", False) is None
+            assert dispatcher.drain("a", DrainOrder.FINISH) is not None
+            assert dispatcher.drain("nobody", DrainOrder.FINISH) is None
             began = time.monotonic()
             while not any(e.draining for e in dispatcher.engines()):
                 assert time.monotonic() - began < 2
@@ -359,12 +360,47 @@ def test_drain_takes_nothing_new_and_finishes_what_there_is():
             for number, stream in enumerate(old + new):
                 assert await read_all(stream) == expected(request(number))
             assert a.loop.load.emitted_tokens > steps, "what it had was cut instead of finished"
-            dispatcher.drain("a", True)
+            dispatcher.drain("a", DrainOrder.UNDO)
             await asyncio.sleep(0.3)
             more = [await dispatcher.open(request(n)) for n in range(4)]
             assert {s.timing.engine_ids[0] for s in more} == {"a", "b"}
             for stream in more:
                 await read_all(stream)
+
+    run(scenario())
+
+
+def test_what_an_engine_has_goes_on_elsewhere_when_its_operator_wants_it_empty():
+    """Of every router, without a token lost; and the engine stays, for when it is wanted again."""
+
+    async def scenario():
+        a, b = Engine("a", step_s=0.01), Engine("b", step_s=0.01)
+        async with fleet(a, b) as first:
+            second = await second_router(a, b)
+            asked = [request(n, max_tokens=60) for n in range(8)]
+            streams = [await (first, second)[n % 2].open(one) for n, one in enumerate(asked)]
+            reading = [asyncio.create_task(read_all(stream)) for stream in streams]
+            await asyncio.sleep(0.1)
+            there = sum(stream.timing.engine_ids == ["a"] for stream in streams)
+            assert there >= 2
+            # At once: the order to drain and what comes of it arrive with the same frame.
+            first.drain("a", DrainOrder.MOVE)
+            await settled(a)
+            for one, ids in zip(asked, await asyncio.gather(*reading), strict=True):
+                assert ids == expected(one)
+            moved = [s for s in streams if s.timing.engine_ids == ["a", "b"]]
+            assert len(moved) == there
+            assert all(stream.timing.replays == 1 for stream in moved)
+            counted = [d.counters.replays[LossCause.EMPTIED] for d in (first, second)]
+            assert sum(counted) == there
+            assert min(counted) > 0, "one of the routers kept its streams there"
+            first.drain("a", DrainOrder.UNDO)
+            await asyncio.sleep(0.3)
+            more = [await first.open(request(n)) for n in range(4)]
+            assert {stream.timing.engine_ids[0] for stream in more} == {"a", "b"}
+            for stream in more:
+                await read_all(stream)
+            await second.close()
 
     run(scenario())
 

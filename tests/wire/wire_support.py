@@ -15,7 +15,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from cluster.core.errors import HeadwayError, UnknownResumeToken
 from cluster.core.modelinfo import ModelInfo
-from cluster.core.outcome import FinishReason
+from cluster.core.outcome import DrainOrder, FinishReason
 from cluster.gateway.config import GatewayConfig, Limits
 from cluster.gateway.server import GatewayServer, build_server
 from cluster.metrics.facts import RouterCounters, RouterFacts
@@ -120,7 +120,7 @@ class ScriptedSource:
     open_error: HeadwayError | None = None
     opened: list[ScriptedStream] = field(default_factory=list)
     open_streams: set[ScriptedStream] = field(default_factory=set)
-    drained: list[tuple[str, bool]] = field(default_factory=list)
+    drained: list[tuple[str, DrainOrder]] = field(default_factory=list)
     counters: RouterCounters = field(default_factory=RouterCounters)
 
     def ready(self) -> bool:
@@ -147,9 +147,12 @@ class ScriptedSource:
         streams = len(self.open_streams)
         return RouterFacts(streams, 3, 450, 7, 2 if self.is_ready else 0, 0, self.counters)
 
-    def drain(self, engine_id: str, undo: bool) -> int | None:
-        self.drained.append((engine_id, undo))
-        return 5 if engine_id in ("engine-a", "engine-b") else None
+    def drain(self, engine_id: str, order: DrainOrder) -> int | None:
+        self.drained.append((engine_id, order))
+        if engine_id not in ("engine-a", "engine-b"):
+            return None
+        # What engine-b has never moves.
+        return 0 if engine_id == "engine-a" and order is DrainOrder.MOVE else 5
 
     def engines(self) -> list[EngineStatus]:
         return [

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from headway.v1 import inference_pb2 as headway_dot_v1_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16headway/v1/admin.proto\x12\nheadway.v1\x1a\x1aheadway/v1/inference.proto\"5\n\x12\x44rainEngineRequest\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x0c\n\x04undo\x18\x02 \x01(\x08\"(\n\x13\x44rainEngineResponse\x12\x11\n\tremaining\x18\x01 \x01(\r\"\x12\n\x10GetStatusRequest\"\xb3\x01\n\x11GetStatusResponse\x12(\n\x06router\x18\x01 \x01(\x0b\x32\x18.headway.v1.RouterStatus\x12 \n\x05model\x18\x02 \x01(\x0b\x32\x11.headway.v1.Model\x12)\n\x07\x65ngines\x18\x03 \x03(\x0b\x32\x18.headway.v1.EngineStatus\x12\'\n\x05peers\x18\x04 \x03(\x0b\x32\x18.headway.v1.RouterStatus\"\xda\x01\n\x0cRouterStatus\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x10\n\x08uptime_s\x18\x02 \x01(\x01\x12\x16\n\x0e\x61\x63tive_streams\x18\x03 \x01(\r\x12\r\n\x05ready\x18\x04 \x01(\x08\x12\x0e\n\x06queued\x18\x05 \x01(\r\x12\x15\n\rqueued_tokens\x18\x06 \x01(\x04\x12\x14\n\x0crelief_moves\x18\x07 \x01(\x04\x12\x11\n\trouter_id\x18\x08 \x01(\t\x12\x0f\n\x07metrics\x18\t \x01(\t\x12\x1f\n\x05tails\x18\n \x03(\x0b\x32\x10.headway.v1.Tail\"f\n\x04Tail\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0cobservations\x18\x02 \x01(\x04\x12\x12\n\x05p50_s\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05p99_s\x18\x04 \x01(\x01H\x01\x88\x01\x01\x42\x08\n\x06_p50_sB\x08\n\x06_p99_s\"\xbd\x02\n\x0c\x45ngineStatus\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x11\n\tconnected\x18\x04 \x01(\x08\x12\x14\n\x0c\x62locks_total\x18\x05 \x01(\x04\x12\x13\n\x0b\x62locks_free\x18\x06 \x01(\x04\x12\x0f\n\x07running\x18\x07 \x01(\r\x12\x0f\n\x07waiting\x18\x08 \x01(\r\x12\x0c\n\x04step\x18\t \x01(\x04\x12\x14\n\x0ctokens_per_s\x18\n \x01(\x01\x12\x13\n\x0bpreemptions\x18\x0b \x01(\x04\x12\x13\n\x0b\x66rame_age_s\x18\x0c \x01(\x01\x12\x10\n\x08\x64raining\x18\r \x01(\x08\x12\x0e\n\x06step_s\x18\x0e \x01(\x01\x12\x19\n\x11recomputed_tokens\x18\x0f \x01(\x04\x12\x0f\n\x07metrics\x18\x10 \x01(\t2\xa1\x01\n\x05\x41\x64min\x12H\n\tGetStatus\x12\x1c.headway.v1.GetStatusRequest\x1a\x1d.headway.v1.GetStatusResponse\x12N\n\x0b\x44rainEngine\x12\x1e.headway.v1.DrainEngineRequest\x1a\x1f.headway.v1.DrainEngineResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16headway/v1/admin.proto\x12\nheadway.v1\x1a\x1aheadway/v1/inference.proto\"C\n\x12\x44rainEngineRequest\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x0c\n\x04undo\x18\x02 \x01(\x08\x12\x0c\n\x04move\x18\x03 \x01(\x08\"(\n\x13\x44rainEngineResponse\x12\x11\n\tremaining\x18\x01 \x01(\r\"\x12\n\x10GetStatusRequest\"\xb3\x01\n\x11GetStatusResponse\x12(\n\x06router\x18\x01 \x01(\x0b\x32\x18.headway.v1.RouterStatus\x12 \n\x05model\x18\x02 \x01(\x0b\x32\x11.headway.v1.Model\x12)\n\x07\x65ngines\x18\x03 \x03(\x0b\x32\x18.headway.v1.EngineStatus\x12\'\n\x05peers\x18\x04 \x03(\x0b\x32\x18.headway.v1.RouterStatus\"\xda\x01\n\x0cRouterStatus\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x10\n\x08uptime_s\x18\x02 \x01(\x01\x12\x16\n\x0e\x61\x63tive_streams\x18\x03 \x01(\r\x12\r\n\x05ready\x18\x04 \x01(\x08\x12\x0e\n\x06queued\x18\x05 \x01(\r\x12\x15\n\rqueued_tokens\x18\x06 \x01(\x04\x12\x14\n\x0crelief_moves\x18\x07 \x01(\x04\x12\x11\n\trouter_id\x18\x08 \x01(\t\x12\x0f\n\x07metrics\x18\t \x01(\t\x12\x1f\n\x05tails\x18\n \x03(\x0b\x32\x10.headway.v1.Tail\"f\n\x04Tail\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0cobservations\x18\x02 \x01(\x04\x12\x12\n\x05p50_s\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05p99_s\x18\x04 \x01(\x01H\x01\x88\x01\x01\x42\x08\n\x06_p50_sB\x08\n\x06_p99_s\"\xbd\x02\n\x0c\x45ngineStatus\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x11\n\tconnected\x18\x04 \x01(\x08\x12\x14\n\x0c\x62locks_total\x18\x05 \x01(\x04\x12\x13\n\x0b\x62locks_free\x18\x06 \x01(\x04\x12\x0f\n\x07running\x18\x07 \x01(\r\x12\x0f\n\x07waiting\x18\x08 \x01(\r\x12\x0c\n\x04step\x18\t \x01(\x04\x12\x14\n\x0ctokens_per_s\x18\n \x01(\x01\x12\x13\n\x0bpreemptions\x18\x0b \x01(\x04\x12\x13\n\x0b\x66rame_age_s\x18\x0c \x01(\x01\x12\x10\n\x08\x64raining\x18\r \x01(\x08\x12\x0e\n\x06step_s\x18\x0e \x01(\x01\x12\x19\n\x11recomputed_tokens\x18\x0f \x01(\x04\x12\x0f\n\x07metrics\x18\x10 \x01(\t2\xa1\x01\n\x05\x41\x64min\x12H\n\tGetStatus\x12\x1c.headway.v1.GetStatusRequest\x1a\x1d.headway.v1.GetStatusResponse\x12N\n\x0b\x44rainEngine\x12\x1e.headway.v1.DrainEngineRequest\x1a\x1f.headway.v1.DrainEngineResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,19 +33,19 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headway.v1.admin_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_DRAINENGINEREQUEST']._serialized_start=66
-  _globals['_DRAINENGINEREQUEST']._serialized_end=119
-  _globals['_DRAINENGINERESPONSE']._serialized_start=121
-  _globals['_DRAINENGINERESPONSE']._serialized_end=161
-  _globals['_GETSTATUSREQUEST']._serialized_start=163
-  _globals['_GETSTATUSREQUEST']._serialized_end=181
-  _globals['_GETSTATUSRESPONSE']._serialized_start=184
-  _globals['_GETSTATUSRESPONSE']._serialized_end=363
-  _globals['_ROUTERSTATUS']._serialized_start=366
-  _globals['_ROUTERSTATUS']._serialized_end=584
-  _globals['_TAIL']._serialized_start=586
-  _globals['_TAIL']._serialized_end=688
-  _globals['_ENGINESTATUS']._serialized_start=691
-  _globals['_ENGINESTATUS']._serialized_end=1008
-  _globals['_ADMIN']._serialized_start=1011
-  _globals['_ADMIN']._serialized_end=1172
+  _globals['_DRAINENGINEREQUEST']._serialized_end=133
+  _globals['_DRAINENGINERESPONSE']._serialized_start=135
+  _globals['_DRAINENGINERESPONSE']._serialized_end=175
+  _globals['_GETSTATUSREQUEST']._serialized_start=177
+  _globals['_GETSTATUSREQUEST']._serialized_end=195
+  _globals['_GETSTATUSRESPONSE']._serialized_start=198
+  _globals['_GETSTATUSRESPONSE']._serialized_end=377
+  _globals['_ROUTERSTATUS']._serialized_start=380
+  _globals['_ROUTERSTATUS']._serialized_end=598
+  _globals['_TAIL']._serialized_start=600
+  _globals['_TAIL']._serialized_end=702
+  _globals['_ENGINESTATUS']._serialized_start=705
+  _globals['_ENGINESTATUS']._serialized_end=1022
+  _globals['_ADMIN']._serialized_start=1025
+  _globals['_ADMIN']._serialized_end=1186
 # @@protoc_insertion_point(module_scope)

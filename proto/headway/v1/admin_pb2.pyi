@@ -8,12 +8,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class DrainEngineRequest(_message.Message):
-    __slots__ = ("engine_id", "undo")
+    __slots__ = ("engine_id", "undo", "move")
     ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
     UNDO_FIELD_NUMBER: _ClassVar[int]
+    MOVE_FIELD_NUMBER: _ClassVar[int]
     engine_id: str
     undo: bool
-    def __init__(self, engine_id: _Optional[str] = ..., undo: bool = ...) -> None: ...
+    move: bool
+    def __init__(self, engine_id: _Optional[str] = ..., undo: bool = ..., move: bool = ...) -> None: ...
 
 class DrainEngineResponse(_message.Message):
     __slots__ = ("remaining",)

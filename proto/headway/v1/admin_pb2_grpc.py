@@ -57,8 +57,8 @@ class AdminServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DrainEngine(self, request, context):
-        """No new work for an engine, on all routers; what it has is finished. NOT_FOUND for an engine that
-        the router does not know.
+        """No new work for an engine, on all routers; what it has is finished there, or moves. NOT_FOUND for
+        an engine that the router does not know.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
