@@ -17,6 +17,7 @@ from cluster.actors.secret import cluster_secret
 from cluster.app import application
 from cluster.config.load import DEFAULT, Configured, load_settings
 from cluster.config.mapping import DEFAULT_CPU_SHARE
+from cluster.config.servefile import parse_arguments
 from cluster.core.errors import ConfigError
 from cluster.rollout import StartFailed
 from cluster.settings import ServeSettings
@@ -30,12 +31,9 @@ def build(args: Mapping[str, str]) -> Application:
     args: "config", a TOML file that the head node has; "generation", anything: another one
     replaces every replica.
     """
-    unknown = args.keys() - {"config", "generation"}
-    if unknown:
-        raise ConfigError(f"args may be config and generation, got {', '.join(sorted(unknown))}")
-    config = args.get("config")
-    configured = load_settings(Path(config) if config else None, {}, os.environ)
-    return application(cluster_settings(configured, args.get("generation", "")))
+    given = parse_arguments(dict(args))
+    configured = load_settings(given.config, {}, os.environ)
+    return application(cluster_settings(configured, given.generation))
 
 
 def cluster_settings(configured: Configured, generation: str) -> ServeSettings:

@@ -9,6 +9,7 @@ from typing import Any
 
 from cluster.config.flags import add_config_flags, flags_of
 from cluster.config.load import load_settings
+from cluster.config.servefile import ServeFile, is_serve_file, read_serve_file
 from cluster.progress import Timeline
 
 
@@ -18,7 +19,8 @@ def add_parser(subparsers: Any) -> None:
         help="serve on a running Ray cluster",
         description="Bring the application onto a running Ray cluster and return when it serves. "
         "Deployed again with other options, another model or newer code, it replaces engine by "
-        "engine and router by router what has changed, without ending a stream.",
+        "engine and router by router what has changed, without ending a stream. --config may also "
+        "be a configuration file of Ray Serve, such as deploy/serve.yaml.",
     )
     _add_ray_address(parser)
     parser.add_argument(
@@ -67,7 +69,10 @@ def _add_ray_address(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """0 when all that was asked for runs, and nothing else any more."""
     say = Timeline(lambda line: print(line, flush=True))
-    configured = load_settings(args.config, flags_of(args), os.environ)
+    given = ServeFile(args.config)
+    if is_serve_file(args.config):
+        given = read_serve_file(args.config)
+    configured = load_settings(given.config, flags_of(args), os.environ)
     # Late: Ray takes seconds to import, and a wrong option is refused before.
     from cluster.connect import connected
 
@@ -76,7 +81,9 @@ def run(args: argparse.Namespace) -> int:
         from cluster.rollout import Rollout
 
         await_nodes(args.nodes, args.nodes_timeout, say)
-        settings = cluster_settings(configured, f"{time.time():.0f}" if args.restart else "")
+        settings = cluster_settings(
+            configured, f"{time.time():.0f}" if args.restart else given.generation
+        )
         model = settings.worker.model
         say(f"deploying {settings.routers} router(s), {_engines(settings)}, {model}")
         address = Rollout(settings, say, logs, args.timeout)()

@@ -75,6 +75,7 @@ TABLE = (
     Row("apt-get install", Way.SHELL, why="changes the machine"),
     Row("prometheus", Way.SHELL, why="tests/wire/test_prometheus.py"),
     Row("pip install", Way.SHELL, why="changes the environment"),
+    Row("serve deploy", Way.SHELL, why="tests/e2e/test_serve_deploy.py runs it"),
     Row("ray", Way.SHELL, why="tests/e2e/test_leaving_node.py drains a node"),
     Row("locust", Way.SHELL, why="tests/load/test_locust.py"),
     Row("cp", Way.SHELL, why="trivial"),

@@ -1,7 +1,8 @@
 """A Ray cluster of several nodes on this machine, each with a raylet of its own.
 
-As a program, `python -m tests.e2e.ray_nodes COUNT`, it is the process that owns the nodes: it
-prints a line of JSON, takes commands from its standard input, and takes everything down at its end.
+As a program, `python -m tests.e2e.ray_nodes COUNT [DASHBOARD_PORT]`, it is the process that owns
+the nodes: it prints a line of JSON, takes commands from its standard input, and takes everything
+down at its end.
 """
 
 from __future__ import annotations
@@ -31,15 +32,18 @@ FAST_DEATH = {
 
 
 class RayNodes:
-    """Context manager: a head and more nodes. `address` is Ray's, for `headway deploy`."""
+    """Context manager: a head and more nodes. `address` is Ray's, for `headway deploy`.
+    dashboard_port: of Ray's dashboard, eight processes; None for none."""
 
-    def __init__(self, count: int) -> None:
-        self._count = count
+    def __init__(self, count: int, dashboard_port: int | None = None) -> None:
+        self._arguments = [str(count)]
+        if dashboard_port is not None:
+            self._arguments.append(str(dashboard_port))
 
     def __enter__(self) -> RayNodes:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.e2e.ray_nodes", str(self._count)],
+            [sys.executable, "-m", "tests.e2e.ray_nodes", *self._arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -130,12 +134,13 @@ class RayNodes:
         raise AssertionError(f"the nodes' process ended with {self._process.wait(10)}")
 
 
-def main(count: int) -> None:
+def main(count: int, dashboard_port: int | None = None) -> None:
     from ray.cluster_utils import Cluster
 
     resources = {"num_cpus": 4, "object_store_memory": 96 << 20}
-    # The dashboard is eight processes that nobody here asks anything.
-    head = {**resources, "include_dashboard": False}
+    head = {**resources, "include_dashboard": dashboard_port is not None}
+    if dashboard_port is not None:
+        head["dashboard_port"] = dashboard_port
     cluster = Cluster(initialize_head=True, head_node_args=head)
 
     def raylet(node: Any) -> int:
@@ -154,4 +159,4 @@ def main(count: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(*map(int, sys.argv[1:]))
