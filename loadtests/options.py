@@ -33,6 +33,7 @@ HELP: dict[str, tuple[type, str]] = {
     "turns": (int, "turns of a chat session; 1 sends single requests"),
     "think_s": (float, "seconds from one turn of a session to the next"),
     "long_every_s": (float, "send a long prompt every so many seconds; 0 never"),
+    "long_first_s": (float, "when the first of them comes; 0: after as long as between two"),
     "long_count": (int, "how many of them; 0 as long as others arrive"),
     "long_prompt": (int, "tokens of a long prompt"),
     "long_output": (int, "tokens of the answer to it"),

@@ -40,7 +40,8 @@ class Scenario:
     max_input and max_output also cap drawn lengths. warmup_s: arrivals up to then are sent but not
     counted. turns, think_s: each arrival is a chat session whose next turn is due think_s later.
     long_every_s, long_prompt: a prompt of so many tokens comes in among the others every so often,
-    long_count times, or (0) as long as others arrive.
+    long_count times, or (0) as long as others arrive; the first after long_first_s, or (0) as long
+    as between two.
     tenants, tenant_skew: tenant k gets a share proportional to k ** -skew. priorities: each request
     has one of 0 to priorities - 1, drawn evenly.
     """
@@ -59,6 +60,7 @@ class Scenario:
     turns: int = 1
     think_s: float = 2.0
     long_every_s: float = 0.0
+    long_first_s: float = 0.0
     long_count: int = 0
     long_prompt: int = 1024
     long_output: int = 8
@@ -71,7 +73,8 @@ class Scenario:
         parse_arrivals(self.arrivals)
         _at_least(self, 1, "requests", "max_input", "max_output", "turns", "tenants", "priorities")
         _at_least(self, 1, "long_prompt", "long_output")
-        _at_least(self, 0, "long_count", "warmup_s", "think_s", "long_every_s", "tenant_skew")
+        _at_least(self, 0, "long_count", "warmup_s", "think_s", "tenant_skew")
+        _at_least(self, 0, "long_every_s", "long_first_s")
         if self.closed_users and (self.turns > 1 or self.long_every_s):
             raise ConfigError("a closed loop has no schedule for turns or long prompts")
 
@@ -140,10 +143,12 @@ class Scenario:
     def _long_prompts(self, end_s: float) -> list[PlannedRequest]:
         if not self.long_every_s:
             return []
-        count = self.long_count or math.floor(end_s / self.long_every_s)
+        first = self.long_first_s or self.long_every_s
+        left_s = max(0.0, end_s - first)
+        count = self.long_count or math.floor(left_s / self.long_every_s) + (first <= end_s)
+        size = (self.long_prompt, self.long_output)
         return [
-            PlannedRequest(0, k * self.long_every_s, "long", self.long_prompt, self.long_output)
-            for k in range(1, count + 1)
+            PlannedRequest(0, first + k * self.long_every_s, "long", *size) for k in range(count)
         ]
 
 

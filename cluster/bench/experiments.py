@@ -183,7 +183,12 @@ def policy_variants(budget: int, whole: int, objective_ms: float) -> dict[str, V
 
 
 def head_of_line(
-    streams: int, output: int, long_prompt: int, long_every_s: float, long_count: int
+    streams: int,
+    output: int,
+    long_prompt: int,
+    long_every_s: float,
+    long_count: int,
+    long_first_s: float = 0.0,
 ) -> Scenario:
     """Streams that run all the time, among which long prompts come."""
     return Scenario(
@@ -196,6 +201,7 @@ def head_of_line(
         max_input=max(long_prompt, 24),
         max_output=output,
         long_every_s=long_every_s,
+        long_first_s=long_first_s,
         long_count=long_count,
         long_prompt=long_prompt,
         long_output=4,
@@ -210,10 +216,12 @@ class Pace:
     prefill_s: float
     step_s: float
 
-    def long_every_s(self, output: int, long_count: int) -> float:
-        """How far apart long prompts must be to come evenly among `output` tokens of the streams
-        however they are served: none before the last one is done, and all of them in time."""
-        return self.prefill_s + output * self.step_s / (long_count + 1)
+    def long_prompts_s(self, output: int, long_count: int) -> tuple[float, float]:
+        """When the first long prompt must come, and how long after it the next, to come evenly
+        among `output` tokens of the streams however they are served: none before the last one is
+        done, and all of them in time."""
+        apart = output * self.step_s / (long_count + 1)
+        return apart, self.prefill_s + apart
 
 
 def measure_pace(target: TargetSpec, streams: int, long_prompt: int) -> Pace:

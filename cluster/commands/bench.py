@@ -158,19 +158,22 @@ def run_hol(args: argparse.Namespace) -> int:
     if unknown := [name for name in names if name not in known]:
         raise ConfigError(f"no policy {unknown[0]!r}; there are {', '.join(known)}")
     shared = ("--max-num-seqs", str(args.streams + args.long_count), *_serve(args))
-    every_s = args.long_every
+    first_s, every_s = 0.0, args.long_every
     if not every_s:
         with Served([*shared, *known["continuous"].options]) as served:
             target = TargetSpec(address=served.address)
             pace = measure_pace(target, args.streams, args.long_prompt)
-        every_s = pace.long_every_s(args.output, args.long_count)
+        first_s, every_s = pace.long_prompts_s(args.output, args.long_count)
         print(
             f"a long prompt alone takes {pace.prefill_s:.2f} s, a decode step of {args.streams} "
-            f"{1e3 * pace.step_s:.0f} ms: one comes every {every_s:.1f} s"
+            f"{1e3 * pace.step_s:.0f} ms: one comes after {first_s:.1f} s and then every "
+            f"{every_s:.1f} s"
         )
     experiment = Experiment(
         f"{args.streams} streams and {args.long_count} prompts of {args.long_prompt} tokens",
-        head_of_line(args.streams, args.output, args.long_prompt, every_s, args.long_count),
+        head_of_line(
+            args.streams, args.output, args.long_prompt, every_s, args.long_count, first_s
+        ),
         tuple(known[name] for name in names),
         shared_options=shared,
     )

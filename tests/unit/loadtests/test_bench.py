@@ -94,10 +94,15 @@ def test_head_of_line_has_streams_and_long_prompts():
 def test_long_prompts_are_as_far_apart_as_the_machine_needs():
     """One after the other even where each stops all streams, and all while the streams run."""
     pace = experiments.Pace(prefill_s=12.0, step_s=0.1)
-    every_s = pace.long_every_s(output=240, long_count=5)
-    assert every_s == pytest.approx(16.0)
-    assert every_s >= pace.prefill_s
-    assert 5 * every_s < 240 * pace.step_s + 5 * pace.prefill_s
+    first_s, every_s = pace.long_prompts_s(output=240, long_count=5)
+    assert (first_s, every_s) == (pytest.approx(4.0), pytest.approx(16.0))
+    load = experiments.head_of_line(16, 240, 2048, every_s, 5, first_s)
+    long = [row.at_s for row in load.schedule() if row.kind == "long"]
+    assert long == pytest.approx([4.0, 20.0, 36.0, 52.0, 68.0])
+    # Served at once, each stops streams that still have tokens to give.
+    decoded_s = [at - k * pace.prefill_s for k, at in enumerate(long)]
+    assert decoded_s == pytest.approx([4.0, 8.0, 12.0, 16.0, 20.0])
+    assert decoded_s[-1] < 240 * pace.step_s
 
 
 def test_the_policies_compared_are_ones_that_serve_takes():
