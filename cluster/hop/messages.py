@@ -20,8 +20,9 @@ from cluster.engine.core import Scores, StreamStats
 
 PROTOCOL_VERSION = 3
 RESUMED_ELSEWHERE = "the stream goes on at another router"
-EMPTIED = "an operator wants the engine to have no streams"
 """Reason of a Failure that is none."""
+EMPTIED = "an operator wants the engine to have no streams"
+"""Likewise: the stream is to be produced elsewhere."""
 MAX_FRAME_BYTES = 16 << 20
 """Larger frames are refused before they are read: a prompt of 1M tokens takes 5 MiB."""
 

@@ -28,9 +28,7 @@ def test_no_token_is_lost_doubled_or_reordered_whatever_dies() -> None:
     assert len(report.failed) <= 0.001 * report.streams, report.lines()
     assert report.streams >= 200
     assert report.replays > 20, "the faults hit nobody"
-    # Not the worst one: five processes that start at a time on two cores stop each other, too.
-    noticed = sorted(report.noticed_s)
-    assert noticed[int(0.9 * (len(noticed) - 1))] < 3.0, noticed
+    assert max(report.noticed_s) < 3.0
 
 
 def test_a_router_that_hangs_is_noticed_by_its_client(tmp_path: Path) -> None:

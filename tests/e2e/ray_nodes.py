@@ -20,6 +20,8 @@ import psutil
 
 from tests.e2e.app import headway
 
+ENGINE, ROUTER = "ray::ServeReplica:headway:Engine", "ray::ServeReplica:headway:Router"
+"""How the processes of replicas are titled."""
 START_S = 120.0
 DEPLOY_S = 300.0
 FAST_DEATH = {
@@ -29,6 +31,11 @@ FAST_DEATH = {
     "RAY_health_check_timeout_ms": "1000",
     "RAY_health_check_failure_threshold": "3",
 }
+
+
+def without_ray() -> dict[str, str]:
+    """The environment, without what it says to Ray."""
+    return {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
 
 
 class RayNodes:
@@ -41,7 +48,7 @@ class RayNodes:
             self._arguments.append(str(dashboard_port))
 
     def __enter__(self) -> RayNodes:
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+        environment = without_ray()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.e2e.ray_nodes", *self._arguments],
             stdin=subprocess.PIPE,
@@ -108,6 +115,9 @@ class RayNodes:
                         found.append(process)
         return found
 
+    def pids(self, title: str) -> set[int]:
+        return {process.pid for process in self.processes(title)}
+
     def headway(self, *args: str) -> subprocess.CompletedProcess[str]:
         """Run a `headway` command against this cluster; fails the test if it fails."""
         done = self.try_headway(*args)
@@ -115,7 +125,7 @@ class RayNodes:
         return done
 
     def try_headway(self, *args: str) -> subprocess.CompletedProcess[str]:
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+        environment = without_ray()
         return subprocess.run(
             headway(*args, "--ray-address", self.address),
             capture_output=True,

@@ -16,13 +16,12 @@ import pytest
 from headway.client import AsyncClient
 from tests.e2e import reading
 from tests.e2e.app import free_port
-from tests.e2e.ray_nodes import RayNodes
+from tests.e2e.ray_nodes import ENGINE, ROUTER, RayNodes
 from tests.e2e.reading import Read, keep_reading, read, sampling
 from tests.e2e.tiny_folder import write_tiny_folder
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-ENGINE, ROUTER = "ray::ServeReplica:headway:Engine", "ray::ServeReplica:headway:Router"
 CONTEXT = 2048
 READERS = 12
 
@@ -47,9 +46,6 @@ class Site:
         done: subprocess.CompletedProcess[str] = self.nodes.headway(*command, *more)
         return done.stdout
 
-    def pids(self, title: str) -> set[int]:
-        return {process.pid for process in self.nodes.processes(title)}
-
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
@@ -63,7 +59,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         assert "ready:" in said
         yield site
         nodes.headway("undeploy")
-        assert site.pids(ENGINE) | site.pids(ROUTER) == set()
+        assert site.nodes.pids(ENGINE) | site.nodes.pids(ROUTER) == set()
 
 
 @asynccontextmanager
@@ -107,12 +103,12 @@ def failures(done: list[Read]) -> list[str]:
 def test_another_number_of_engines_touches_nobody_else(site: Site) -> None:
     async def scenario() -> None:
         expected = await reference(site)
-        engines, routers = site.pids(ENGINE), site.pids(ROUTER)
+        engines, routers = site.nodes.pids(ENGINE), site.nodes.pids(ROUTER)
         assert (len(engines), len(routers)) == (3, 3)
         async with readers(site) as done:
             await asyncio.to_thread(site.deploy, "--engines", "4")
-            assert engines < site.pids(ENGINE)
-            assert site.pids(ROUTER) == routers
+            assert engines < site.nodes.pids(ENGINE)
+            assert site.nodes.pids(ROUTER) == routers
             await asyncio.to_thread(site.deploy, "--engines", "3")
         assert failures(done) == []
         assert all(seen.ids == expected[seen.number] for seen in done)
@@ -124,13 +120,13 @@ def test_another_number_of_engines_touches_nobody_else(site: Site) -> None:
 def test_new_weights_come_in_engine_by_engine_without_a_failed_stream(site: Site) -> None:
     async def scenario() -> None:
         before = await reference(site)
-        engines, routers = site.pids(ENGINE), site.pids(ROUTER)
+        engines, routers = site.nodes.pids(ENGINE), site.nodes.pids(ROUTER)
         async with readers(site) as done:
             began = time.monotonic()
             await asyncio.to_thread(site.deploy, "--engines", "3", model=site.new)
             print(f"rolled out in {time.monotonic() - began:.0f} s under {READERS} streams")
-        assert site.pids(ENGINE) & engines == set()
-        assert site.pids(ROUTER) & routers == set()
+        assert site.nodes.pids(ENGINE) & engines == set()
+        assert site.nodes.pids(ROUTER) & routers == set()
         after = await reference(site)
         assert all(old != new for old, new in zip(before, after, strict=True))
         assert failures(done) == []
@@ -160,14 +156,14 @@ def test_a_dead_node_costs_its_streams_a_gap_and_no_token(site: Site) -> None:
         victim = next(
             node
             for node in site.nodes.raylets[1:]
-            if node in {site.nodes.node_of(pid) for pid in site.pids(ENGINE)}
+            if node in {site.nodes.node_of(pid) for pid in site.nodes.pids(ENGINE)}
         )
         async with readers(site) as done:
             died = await asyncio.to_thread(site.nodes.kill, victim)
             lost = len(died)
             print(f"killed a node: {lost} processes")
             # Serve starts on the nodes that are left what was on the one that is gone.
-            took = await until(lambda: len(site.pids(ENGINE)) == 3, "three engines again")
+            took = await until(lambda: len(site.nodes.pids(ENGINE)) == 3, "three engines again")
             print(f"three engines again after {took:.0f} s")
             await asyncio.sleep(2.0)
         assert failures(done) == []
@@ -176,7 +172,7 @@ def test_a_dead_node_costs_its_streams_a_gap_and_no_token(site: Site) -> None:
         print(f"{len(done)} streams, the longest gap {worst:.2f} s")
         assert len(died) > 1
         await asyncio.to_thread(site.nodes.add)
-        await until(lambda: len(site.pids(ROUTER)) == 3, "a router on the new node")
+        await until(lambda: len(site.nodes.pids(ROUTER)) == 3, "a router on the new node")
         assert await reference(site) == expected
 
     asyncio.run(scenario())
@@ -194,7 +190,7 @@ def test_engines_come_with_the_work_and_go_without_it(site: Site) -> None:
         await asyncio.to_thread(site.deploy, *scaling)
         # Of the weights that are deployed now, whatever was served before.
         expected = await reference(site)
-        await until(lambda: site.pids(ENGINE) == set(), "no engine without work")
+        await until(lambda: site.nodes.pids(ENGINE) == set(), "no engine without work")
         async with AsyncClient(site.address) as client:
             status = await client.status()
             assert status.engines == ()
@@ -204,11 +200,11 @@ def test_engines_come_with_the_work_and_go_without_it(site: Site) -> None:
         print(f"from no engine to the end of the first stream: {time.monotonic() - began:.1f} s")
         assert (first.failure, first.ids) == ("", expected[0])
         async with readers(site) as done:
-            grew = await until(lambda: len(site.pids(ENGINE)) > 1, "more engines under load")
+            grew = await until(lambda: len(site.nodes.pids(ENGINE)) > 1, "more engines under load")
             print(f"a second engine after {grew:.1f} s")
         assert failures(done) == []
         assert all(seen.ids == expected[seen.number] for seen in done)
-        await until(lambda: site.pids(ENGINE) == set(), "no engine without work")
+        await until(lambda: site.nodes.pids(ENGINE) == set(), "no engine without work")
 
     asyncio.run(scenario())
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 import sysconfig
 import time
@@ -17,13 +16,12 @@ import yaml
 from headway.client import AsyncClient
 from tests.e2e import reading
 from tests.e2e.app import free_port
-from tests.e2e.ray_nodes import RayNodes
+from tests.e2e.ray_nodes import ENGINE, ROUTER, RayNodes, without_ray
 from tests.e2e.tiny_folder import write_tiny_folder
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 SHIPPED = Path(__file__).parents[2] / "deploy/serve.yaml"
-ENGINE, ROUTER = "ray::ServeReplica:headway:Engine", "ray::ServeReplica:headway:Router"
 
 
 @dataclass
@@ -53,7 +51,7 @@ class Site:
 
     def serve_deploy(self) -> None:
         program = Path(sysconfig.get_path("scripts")) / "serve"
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+        environment = without_ray()
         done = subprocess.run(
             [program, "deploy", self.file, "--address", self.dashboard],
             capture_output=True,
@@ -63,9 +61,6 @@ class Site:
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
-
-    def pids(self, title: str) -> set[int]:
-        return {process.pid for process in self.nodes.processes(title)}
 
     async def serves(self, engines: int, within_s: float = 180.0) -> list[list[int]]:
         """What every request gets, once so many engines are there."""
@@ -93,8 +88,8 @@ def test_both_ways_deploy_the_same_application(site: Site) -> None:
     site.write(engines=1, generation="1")
     site.serve_deploy()
     expected = asyncio.run(site.serves(1))
-    engines = site.pids(ENGINE)
-    assert (len(engines), len(site.pids(ROUTER))) == (1, 1)
+    engines = site.nodes.pids(ENGINE)
+    assert (len(engines), len(site.nodes.pids(ROUTER))) == (1, 1)
 
     site.write(engines=2, generation="2")
     site.serve_deploy()
@@ -103,6 +98,6 @@ def test_both_ways_deploy_the_same_application(site: Site) -> None:
     said = site.nodes.headway("deploy", "--config", str(site.file)).stdout
     assert "ready:" in said
     assert asyncio.run(site.serves(2)) == expected
-    assert not site.pids(ENGINE) & engines
+    assert not site.nodes.pids(ENGINE) & engines
     site.nodes.headway("undeploy")
-    assert site.pids(ENGINE) | site.pids(ROUTER) == set()
+    assert site.nodes.pids(ENGINE) | site.nodes.pids(ROUTER) == set()

@@ -25,6 +25,7 @@ import psutil
 import pytest
 import yaml
 
+from tests.e2e.ray_nodes import ENGINE, ROUTER
 from tests.e2e.reading import WINDOW_S
 from tests.e2e.tiny_folder import write_tiny_folder
 from tests.netns.hosts import REPO, Host, Hosts
@@ -36,7 +37,6 @@ PORT = 50051
 READERS = 9
 KEYS = "~/.ssh/id"
 BIN = f"{sys.prefix}/bin"
-ENGINE, ROUTER = "ray::ServeReplica:headway:Engine", "ray::ServeReplica:headway:Router"
 RAYLET_LOG = "/tmp/ray/session_latest/logs/raylet.out"
 NODE_IDS = """
 import json, ray
