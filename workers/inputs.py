@@ -89,25 +89,30 @@ class InputBuilder:
         rows = plan.rows
         self._check_sizes(plan)
         held = [self._grant(row) for row in rows]
-        lanes = np.array(held, dtype=np.int64)
-        # Each call into numpy costs as much as some rows: as few of them as can be.
-        numbers = np.array([(r.start, r.count, r.samples) for r in rows], dtype=np.int64)
-        starts, counts, samples = numbers[:, 0], numbers[:, 1], numbers[:, 2].astype(bool)
-        ends = starts + counts
         if len(set(held)) != len(held):
             raise RuntimeError(f"plan {plan.step}: a sequence is in two rows")
+        # The model's step before has swept the processor's caches, so that what counts is how much
+        # code and memory is touched: few functions of numpy, and none that it has in Python
+        # (sum, any, max, np.cumsum).
+        numbers = np.empty((4, len(rows)), dtype=np.int64)
+        numbers[0] = held
+        numbers[1] = [row.start for row in rows]
+        numbers[2] = [row.count for row in rows]
+        numbers[3] = [row.samples for row in rows]
+        lanes, starts, counts, samples = numbers
+        ends = starts + counts
         self._check_rows(plan, lanes, counts, ends, samples)
         bounds = np.zeros(len(rows) + 1, dtype=np.int64)
-        np.cumsum(counts, out=bounds[1:])
+        counts.cumsum(out=bounds[1:])
         num_tokens = int(bounds[-1])
         if num_tokens != plan.num_tokens:
             raise RuntimeError(f"plan {plan.step}: {num_tokens} tokens, not {plan.num_tokens}")
         self._write_tokens(lanes, starts - bounds[:-1], counts, num_tokens)
         scored = self._scored(plan, held)
-        self._write_logits_index(bounds, samples, starts, scored)
-        num_logits = int(samples.sum()) + sum(prompt.count for prompt in scored)
-        unread = bool((self._token_ids.array[:num_tokens] == UNREAD_TOKEN).any())
-        sampled = lanes[samples]
+        drawing = samples.nonzero()[0]
+        num_logits = self._write_logits_index(bounds, drawing, starts, scored)
+        unread = UNREAD_TOKEN in self._token_ids.array[:num_tokens]
+        sampled = lanes[drawing]
         self._sampled.array[: len(sampled)] = sampled
         if at_least:
             self._write_padding(len(rows), at_least)
@@ -189,17 +194,19 @@ class InputBuilder:
     def _write_logits_index(
         self,
         bounds: np.ndarray,
-        samples: np.ndarray,
+        drawing: np.ndarray,
         starts: np.ndarray,
         scored: list[ScoredPrompt],
-    ) -> None:
+    ) -> int:
+        """Where the logits come from, and how many there are. drawing: the rows that sample."""
         index = self._logits_index.array
-        at = int(samples.sum())
-        index[:at] = bounds[1:][samples] - 1
+        at = len(drawing)
+        index[:at] = bounds[drawing + 1] - 1
         for prompt in scored:
             begin = int(bounds[prompt.row]) + prompt.first - 1 - int(starts[prompt.row])
             index[at : at + prompt.count] = np.arange(begin, begin + prompt.count)
             at += prompt.count
+        return at
 
     # -- checks --------------------------------------------------------------------------------
 
@@ -239,7 +246,7 @@ class InputBuilder:
         lengths = table.lengths[lanes]
         wrong = (counts < 1) | (ends - counts < 0) | (ends > lengths) | (ends > covered)
         wrong |= samples != ((ends == lengths) & ~table.ended[lanes])
-        if wrong.any():
+        if True in wrong:
             at = int(wrong.argmax())
             raise RuntimeError(
                 f"sequence {plan.rows[at].seq_id}: start {plan.rows[at].start}, count "
@@ -247,10 +254,11 @@ class InputBuilder:
                 f"{lengths[at]} tokens and blocks for {covered[at]}"
             )
         decodes = plan.num_decodes
-        if not 0 <= decodes <= len(counts) or (counts[:decodes] != 1).any():
+        leading = counts[: max(0, decodes)].tolist()
+        if len(leading) != decodes or leading.count(1) != decodes:
             raise RuntimeError(
                 f"plan {plan.step}: num_decodes {decodes}, but the leading rows have counts "
-                f"{counts[: max(0, decodes)].tolist()}"
+                f"{leading}"
             )
 
     # -- layout --------------------------------------------------------------------------------
@@ -279,7 +287,7 @@ class InputBuilder:
         ends: np.ndarray,
         num_logits: int,
     ) -> StepMeta:
-        num_seqs, max_k = len(lanes), int(ends.max())
+        num_seqs, max_k = len(lanes), max(ends.tolist())
         width = blocks_for(max_k, self._table.block_size)
         num_tokens = int(bounds[-1])
         self._cu_seqlens_q.array[: num_seqs + 1] = bounds
@@ -289,7 +297,7 @@ class InputBuilder:
             num_seqs=num_seqs,
             num_tokens=num_tokens,
             num_decodes=plan.num_decodes,
-            max_q=int((bounds[1:] - bounds[:-1]).max()),
+            max_q=max(row.count for row in plan.rows),
             max_k=max_k,
             cu_seqlens_q=self._cu_seqlens_q.publish(num_seqs + 1),
             seqused_k=self._seqused_k.publish(num_seqs),

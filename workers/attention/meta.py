@@ -54,6 +54,7 @@ class StagedBuffer:
         self._turn = 0
         # Where it is stays the same for ever: graphs read it there.
         self._device = self._hosts[0] if halves == 1 else self._hosts[0].to(device)
+        self._viewed: tuple[tuple[int, ...], torch.Tensor] = (shape, self._device)
 
     @property
     def array(self) -> np.ndarray:
@@ -63,13 +64,16 @@ class StagedBuffer:
     def publish(self, *size: int) -> torch.Tensor:
         """The leading `size` of the buffer on the device, after copying it there if need be; once
         per step. The copy is done when what is queued on the device after it begins."""
-        window = tuple(slice(n) for n in size)
-        view = self._device[window]
+        view = self.view(*size)
         if len(self._hosts) > 1:
+            window = tuple(slice(n) for n in size)
             view.copy_(self._hosts[self._turn][window], non_blocking=True)
             self._turn = 1 - self._turn
         return view
 
     def view(self, *size: int) -> torch.Tensor:
         """The leading `size` of the buffer on the device, as it is."""
-        return self._device[tuple(slice(n) for n in size)]
+        # Decodes come in steps of one size, and making a view costs more than filling it.
+        if self._viewed[0] != size:
+            self._viewed = (size, self._device[tuple(slice(n) for n in size)])
+        return self._viewed[1]

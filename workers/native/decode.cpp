@@ -6,35 +6,34 @@ namespace headway {
 // Query heads that share a pass over a KV head's tile.
 constexpr int kGroupBlock = 4;
 
-// Partial dot products of two keys with GB queries, not yet summed over lanes: every vector of a query
-// is read once for both.
-template <int GB, typename T>
-inline void partial_dots_of_two(const T* first, const T* second, const float* query, int head_dim,
-                                float* parts) {
-  Floats a[GB] = {}, b[GB] = {};
+// Partial dot products of GB queries with some keys, not yet summed over lanes: every vector of a query
+// is read once for all of the keys. parts: [GB][kLanes keys][kLanes].
+template <int GB, int Keys, typename T>
+inline void partial_dots_of(const T* const (&keys)[Keys], const float* query, int head_dim,
+                            float* parts) {
+  Floats sum[Keys][GB] = {};
   for (int d = 0; d < head_dim; d += kLanes) {
-    const Floats x = load(first + d), y = load(second + d);
-    for (int g = 0; g < GB; ++g) {
-      const Floats q = load(query + g * head_dim + d);
-      a[g] += x * q;
-      b[g] += y * q;
+    Floats q[GB];
+    for (int g = 0; g < GB; ++g) q[g] = load(query + g * head_dim + d);
+    for (int i = 0; i < Keys; ++i) {
+      const Floats key = load(keys[i] + d);
+      for (int g = 0; g < GB; ++g) sum[i][g] += key * q[g];
     }
   }
-  for (int g = 0; g < GB; ++g) {
-    store(parts + g * kLanes * kLanes, a[g]);
-    store(parts + (g * kLanes + 1) * kLanes, b[g]);
-  }
+  for (int i = 0; i < Keys; ++i)
+    for (int g = 0; g < GB; ++g) store(parts + (g * kLanes + i) * kLanes, sum[i][g]);
 }
 
-// The same of `rows` keys. parts: [GB][kLanes keys][kLanes]; of an odd number of rows, one more than
-// there are is written.
+// The same of `rows` keys; of a number that is no multiple of the step, the last one some times more.
 template <int GB, typename T>
 inline void partial_dots(const T* keys, const int64_t* offsets, int rows, const float* query,
                          int head_dim, float* parts) {
-  for (int j = 0; j < rows; j += 2) {
-    const T* first = keys + offsets[j];
-    const T* second = j + 1 < rows ? keys + offsets[j + 1] : first;
-    partial_dots_of_two<GB>(first, second, query, head_dim, parts + j * kLanes);
+  // As many sums as the registers hold beside the queries: each has to wait for itself.
+  constexpr int kKeys = GB * 5 < kRegisters ? 4 : 2;
+  for (int j = 0; j < rows; j += kKeys) {
+    const T* some[kKeys];
+    for (int i = 0; i < kKeys; ++i) some[i] = keys + offsets[j + i < rows ? j + i : rows - 1];
+    partial_dots_of<GB, kKeys>(some, query, head_dim, parts + j * kLanes);
   }
 }
 
@@ -202,7 +201,9 @@ void decode_heads(const Shape& shape, const Queries<T>& queries, int head, const
                            state.sum[head + g]);
   float* acc = &state.acc[size_t(head) * shape.head_dim];
   int d = 0;
-  constexpr int kVectors = kRegisters / 2 / GB < 4 ? kRegisters / 2 / GB : 4;
+  // Sums in registers, beside a value and the probabilities; in numbers that divide most heads.
+  constexpr int kSums = (kRegisters - 4) / GB;
+  constexpr int kVectors = kSums >= 4 ? 4 : kSums >= 2 ? 2 : 1;
   for (; d + kVectors * kLanes <= shape.head_dim; d += kVectors * kLanes)
     add_values<GB, kVectors>(values + d, tile.offsets, tile.rows, scores, keep, shape.head_dim,
                              acc + d);

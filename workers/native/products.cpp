@@ -197,20 +197,31 @@ class DotProducts {
   template <int R>
   void multiply(const float* x, const T* weight, const Ahead& ahead, float* sums) const {
     Floats sum[R][kColumns] = {};
-    const int steps = p_.in / kLanes;
-    // An even pace: as many requests as a group is long would have to wait for each other.
-    const int64_t pace = (ahead.lines + steps - 1) / steps;
-    int64_t asked = 0;
-    for (int k = 0; k < p_.in; k += kLanes) {
-      for (int64_t i = 0; i < pace && asked < ahead.lines; ++i, ++asked)
-        __builtin_prefetch(ahead.at + asked * 64, 0, 2);
+    const auto step = [&](int k) __attribute__((always_inline)) {
       Floats value[R];
+#pragma GCC unroll 4
       for (int r = 0; r < R; ++r) value[r] = load(x + int64_t(r) * p_.in + k);
+#pragma GCC unroll 4
       for (int n = 0; n < kColumns; ++n) {
         const Floats w = load(weight + int64_t(n) * p_.in + k);
+#pragma GCC unroll 4
         for (int r = 0; r < R; ++r) sum[r][n] += value[r] * w;
       }
+    };
+    // Several steps per turn: on a core that two threads share it is instructions that count.
+    constexpr int kTurn = 4 * kLanes;
+    const int turns = p_.in / kTurn;
+    // An even pace: as many requests as a group is long would have to wait for each other.
+    const int64_t pace = turns ? (ahead.lines + turns - 1) / turns : 0;
+    int64_t asked = 0;
+    int k = 0;
+    for (; k + kTurn <= p_.in; k += kTurn) {
+      for (int64_t i = 0; i < pace && asked < ahead.lines; ++i, ++asked)
+        __builtin_prefetch(ahead.at + asked * 64, 0, 2);
+#pragma GCC unroll 4
+      for (int i = 0; i < kTurn; i += kLanes) step(k + i);
     }
+    for (; k < p_.in; k += kLanes) step(k);
     for (int r = 0; r < R; ++r) _mm_store_ps(sums + r * kOutputs, total(sum[r]));
   }
 
