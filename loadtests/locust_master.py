@@ -70,7 +70,7 @@ class Master:
         options = environment.parsed_options
         try:
             load_objectives(options.slo)
-            self._job = job_of(options, address)
+            self._job = job_of(options, address, options.target)
         except HeadwayError as error:
             self._problem = str(error)
             self._exit_code = EXIT_BAD_INPUT

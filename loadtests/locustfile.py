@@ -23,7 +23,7 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / 
 
 from loadtests.locust_master import Master  # noqa: E402
 from loadtests.locust_worker import Worker  # noqa: E402
-from loadtests.options import add_load_options  # noqa: E402
+from loadtests.options import add_load_options, add_protocol_option  # noqa: E402
 
 MASTERS: list[Master] = []
 """The one of this process: Locust gives its shape no other way to find it."""
@@ -31,6 +31,7 @@ MASTERS: list[Master] = []
 
 def _add_options(parser: Any, **_: Any) -> None:
     add_load_options(parser)
+    add_protocol_option(parser)
 
 
 def _init(environment: Any, runner: Any, **_: Any) -> None:

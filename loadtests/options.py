@@ -12,6 +12,7 @@ from loadtests.targets.base import TargetSpec
 from loadtests.validity import Limits
 
 DEFAULTS = Scenario()
+PROTOCOLS = ("headway", "openai")
 DEFAULT_SLO = "embedded-cpu"
 
 HELP: dict[str, tuple[type, str]] = {
@@ -52,9 +53,6 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
             _flag(name), dest=name, type=kind, default=default, help=f"{text} (default: {default})"
         )
     judged = parser.add_argument_group("server and verdict")
-    judged.add_argument(
-        "--target", choices=("headway", "openai"), default="headway", help="the server's protocol"
-    )
     judged.add_argument("--model", default="", help="model to ask for (openai needs one)")
     judged.add_argument("--ca-file", default=None, help="PEM that the certificate is signed by")
     judged.add_argument("--request-timeout", type=float, default=600.0, help="seconds per request")
@@ -73,10 +71,16 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def job_of(args: Any, address: str) -> Job:
-    """Raises ConfigError for values that make no load."""
+def add_protocol_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--target", choices=PROTOCOLS, default=PROTOCOLS[0], help="the server's protocol"
+    )
+
+
+def job_of(args: Any, address: str, protocol: str) -> Job:
+    """protocol: one of PROTOCOLS. Raises ConfigError for values that make no load."""
     scenario = Scenario(**{f.name: getattr(args, f.name) for f in fields(Scenario)})
-    target = TargetSpec(args.target, address, args.model, args.ca_file, args.request_timeout)
+    target = TargetSpec(protocol, address, args.model, args.ca_file, args.request_timeout)
     return Job(scenario, target)
 
 

@@ -1,4 +1,4 @@
-"""`headway loadtest`: a load with known arrivals on a running server, judged; two runs compared."""
+"""`headway loadtest`: a load with known arrivals on running servers, judged and compared."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from cluster.commands.common import DEFAULT_ADDRESS
 from cluster.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from loadtests.job import Job
     from loadtests.outcome import Outcome
 
 
@@ -57,11 +58,25 @@ def add_parser(subparsers: Any) -> None:
     compare_parser.add_argument("a", type=Path, metavar="A")
     compare_parser.add_argument("b", type=Path, metavar="B")
     compare_parser.set_defaults(run=run_compare)
+    beside_parser = modes.add_parser(
+        "beside",
+        help="several servers under one schedule, in turns (exit code 4: a run was invalid)",
+    )
+    beside_parser.add_argument(
+        "servers",
+        nargs="+",
+        metavar="NAME=ADDRESS",
+        help="HOST:PORT of Headway, or http://HOST:PORT#MODEL of a server with OpenAI's protocol",
+    )
+    beside_parser.add_argument("--rounds", type=int, default=3, help="turns of each (default: 3)")
+    beside_parser.set_defaults(run=run_beside)
     if load_extra_missing():
         return
-    from loadtests.options import add_load_options
+    from loadtests.options import add_load_options, add_protocol_option
 
     add_load_options(run_parser)
+    add_protocol_option(run_parser)
+    add_load_options(beside_parser)
 
 
 def load_extra_missing() -> bool:
@@ -86,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--children must be at least 1, got {args.children}")
     # Before an hour of load, not after it.
     load_objectives(args.slo)
-    job, folder = job_of(args, args.address), Path(args.out)
+    job, folder = job_of(args, args.address, args.target), Path(args.out)
     results = run_load(job, args.children, _progress if sys.stderr.isatty() else None)
     outcome = judge(job, results, args.slo, limits_of(args))
     return _finish(outcome, folder)
@@ -129,6 +144,31 @@ def run_compare(args: argparse.Namespace) -> int:
 
     print("\n".join(compare_lines(Run.read(args.a), Run.read(args.b))))
     return 0
+
+
+def run_beside(args: argparse.Namespace) -> int:
+    """0, or 4 when a run measured its client instead of the server."""
+    require_load_extra()
+    from loadtests.beside import beside_lines, parse_rival, run_beside
+    from loadtests.objectives import EXIT_INVALID, load_objectives
+    from loadtests.options import job_of, limits_of
+    from loadtests.outcome import judge
+    from loadtests.runner import run_load
+
+    load_objectives(args.slo)
+    job, folder = job_of(args, "", "headway"), Path(args.out)
+    rivals = [parse_rival(text, job.target) for text in args.servers]
+
+    def measure(turn: Job) -> Outcome:
+        print(f"{turn.target.address}, seed {turn.scenario.seed}", flush=True)
+        outcome = judge(turn, run_load(turn), args.slo, limits_of(args))
+        print(outcome.verdict, flush=True)
+        return outcome
+
+    standings, outcomes = run_beside(job, rivals, args.rounds, folder, measure)
+    print("\n".join(beside_lines(standings)))
+    invalid = any(outcome.exit_code == EXIT_INVALID for outcome in outcomes)
+    return EXIT_INVALID if invalid else 0
 
 
 def _finish(outcome: Outcome, folder: Path) -> int:

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from aiohttp import web
 
 from cluster.commands import loadtest
 from cluster.core.errors import ConfigError
 from loadtests.compare import Run, compare
 from tests.load.mock import mock_server
+from tests.load.openai_server import openai_server
 
 FAST = ["--requests", "30", "--arrivals", "constant:30", "--output-mean", "20", "--output-cv", "0"]
 LOOSE = ["--max-send-lag", "5000", "--max-wire-lag", "5000"]
 
 
-def _headway(*args: str) -> int:
+def headway(*args: str) -> int:
     parser = argparse.ArgumentParser()
     loadtest.add_parser(parser.add_subparsers())
     parsed = parser.parse_args(["loadtest", *args])
@@ -30,7 +26,7 @@ def _headway(*args: str) -> int:
 
 
 def _run(address: str, out: Path, *args: str) -> int:
-    return _headway("run", "--address", address, "--out", str(out), *FAST, *LOOSE, *args)
+    return headway("run", "--address", address, "--out", str(out), *FAST, *LOOSE, *args)
 
 
 def test_runs_are_judged_written_and_compared(tmp_path, capsys):
@@ -45,7 +41,7 @@ def test_runs_are_judged_written_and_compared(tmp_path, capsys):
     assert "tenant 2" in page
     assert "src=" not in page
     assert "http" not in page.replace("http-equiv", "")
-    assert _headway("compare", str(tmp_path / "a"), str(tmp_path / "b")) == 0
+    assert headway("compare", str(tmp_path / "a"), str(tmp_path / "b")) == 0
     said = capsys.readouterr().out
     assert "the loads differ" in said
     assert "TPOT P50" in said
@@ -58,62 +54,14 @@ def test_runs_are_judged_written_and_compared(tmp_path, capsys):
 
 def test_a_bad_objective_is_refused_before_the_load():
     with pytest.raises(ConfigError, match="no objectives"):
-        _headway("run", "--address", "127.0.0.1:1", "--slo", "nix")
+        headway("run", "--address", "127.0.0.1:1", "--slo", "nix")
 
 
 # -- the adapter for other servers ---------------------------------------------------------------
 
 
-async def _completions(request: web.Request) -> web.StreamResponse:
-    body = await request.json()
-    if body["seed"] == 7:
-        return web.Response(status=503)
-    if body["seed"] == 8:
-        return web.Response(text='data: ["no event"]\n\n')
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-    await response.prepare(request)
-    for place in range(body["max_tokens"]):
-        await asyncio.sleep(0.004)
-        event = {"choices": [{"text": f" word{place}"}]}
-        await response.write(f"data: {json.dumps(event)}\n\n".encode())
-    usage = {"completion_tokens": body["max_tokens"], "prompt_tokens": len(body["prompt"].split())}
-    await response.write(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\n".encode())
-    await response.write(b"data: [DONE]\n\n")
-    return response
-
-
-@contextmanager
-def _openai_server() -> Iterator[str]:
-    loop, ready, found = asyncio.new_event_loop(), threading.Event(), {}
-
-    async def start() -> web.AppRunner:
-        app = web.Application()
-        app.router.add_post("/v1/completions", _completions)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        found["port"] = runner.addresses[0][1]
-        ready.set()
-        return runner
-
-    def serve() -> None:
-        runner = loop.run_until_complete(start())
-        loop.run_forever()
-        loop.run_until_complete(runner.cleanup())
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    assert ready.wait(10)
-    try:
-        yield f"http://127.0.0.1:{found['port']}/v1"
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
-        loop.close()
-
-
 def test_another_server_is_driven_with_the_same_schedule(tmp_path):
-    with _openai_server() as url:
+    with openai_server() as url:
         out = tmp_path / "peer"
         code = _run(url, out, "--target", "openai", "--model", "any", "--warmup", "0.1")
     assert code == 3
