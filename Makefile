@@ -24,9 +24,17 @@ serve: install
 install-test:
 	@PYTHON=$(PYTHON) deploy/install.sh $(VENV) test,dev,load,kernels
 
+# Tests that only compute share the cores; those that take time or start processes have them alone.
+COMPUTING := $(addprefix tests/,arch contract determinism property replay sim unit)
+
 test: install-test
 	@$(BIN)/headway pull
+ifeq ($(strip $(PYTEST_ARGS)),)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile $(COMPUTING)
+	$(BIN)/python -m pytest --durations 20 $(addprefix --ignore=,$(COMPUTING))
+else
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+endif
 
 # In an environment of its own, .venv-flash: FlashAttention's wheels need torch 2.4.0 (5 GB on disk).
 test-flash:

@@ -120,19 +120,19 @@ def _add_kv(modes: Any) -> None:
     parser = modes.add_parser(
         "kv",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        help="long outputs on a pool that is too small, under every preemption policy given",
+        help="long outputs on pools that are too small: recompute at home against cluster-wide",
     )
-    parser.add_argument("--requests", type=int, default=24)
-    parser.add_argument("--rate", type=float, default=4.0, help="requests/s")
+    parser.add_argument("--requests", type=int, default=40)
+    parser.add_argument("--rate", type=float, default=8.0, help="requests/s")
     parser.add_argument("--output-mean", type=float, default=160.0)
-    parser.add_argument("--num-blocks", type=int, default=96, help="KV blocks per engine")
-    parser.add_argument("--engines", type=int, default=1)
+    parser.add_argument("--num-blocks", type=int, default=64, help="KV blocks per engine")
+    parser.add_argument("--engines", type=int, default=2)
     parser.add_argument(
         "--variant",
         action="append",
         metavar="NAME=OPTIONS",
         help="a way to serve: a name and options of `headway serve`, repeatable "
-        "(default: watermarks and victims compared)",
+        "(default: no move, and up to three, of a request whose engine has run out)",
     )
     _add_common(parser, "bench-kv")
     parser.set_defaults(run=run_kv)
@@ -365,9 +365,8 @@ def _kv_variants(given: Sequence[str] | None) -> tuple[Variant, ...]:
     from cluster.bench.experiments import Variant
 
     chosen = given or (
-        "recompute=--watermark 0.01",
-        "watermark-5=--watermark 0.05",
-        "worst-case=--reservation worst-case",
+        "local=--max-moves 0",
+        "cluster-wide=--max-moves 3",
     )
     variants = []
     for text in chosen:

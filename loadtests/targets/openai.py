@@ -51,8 +51,8 @@ class OpenAiTarget:
             "model": self._spec.model,
             "prompt": " ".join(prompt),
             "max_tokens": request.output_length,
+            # No seed: vLLM 0.32's CPU engine dies of one that meets a prompt cut into chunks.
             "temperature": 1.0,
-            "seed": request.number,
             "stream": True,
             "stream_options": {"include_usage": True},
             # Known to vLLM, SGLang and llama.cpp; others end where the model ends.

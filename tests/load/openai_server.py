@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import threading
 from collections.abc import Iterator
@@ -11,13 +12,16 @@ from contextlib import contextmanager
 from aiohttp import web
 
 GAP_S = 0.004
+REFUSED, NONSENSE = 7, 8
+NUMBERS = web.AppKey("numbers", Iterator[int])
 
 
 async def _completions(request: web.Request) -> web.StreamResponse:
     body = await request.json()
-    if body["seed"] == 7:
+    number = next(request.app[NUMBERS])
+    if number == REFUSED:
         return web.Response(status=503)
-    if body["seed"] == 8:
+    if number == NONSENSE:
         return web.Response(text='data: ["no event"]\n\n')
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
@@ -33,11 +37,12 @@ async def _completions(request: web.Request) -> web.StreamResponse:
 
 @contextmanager
 def openai_server() -> Iterator[str]:
-    """Yields its URL. A request with seed 7 is refused, one with seed 8 gets nonsense."""
+    """Yields its URL. Of its requests REFUSED is refused, and NONSENSE gets no event."""
     loop, ready, found = asyncio.new_event_loop(), threading.Event(), {}
 
     async def start() -> web.AppRunner:
         app = web.Application()
+        app[NUMBERS] = itertools.count()
         app.router.add_post("/v1/completions", _completions)
         runner = web.AppRunner(app)
         await runner.setup()

@@ -128,6 +128,18 @@ def _bench(*args: str) -> argparse.Namespace:
     return parser.parse_args(["bench", *args])
 
 
+def test_recompute_at_home_is_compared_with_moving_to_another_engine():
+    args = _bench("kv")
+    assert args.engines > 1
+    parser = argparse.ArgumentParser()
+    add_config_flags(parser)
+    moves = {}
+    for variant in bench._kv_variants(args.variant):
+        configured = load_settings(None, flags_of(parser.parse_args(list(variant.options))), {})
+        moves[variant.name] = configured["router.max_moves"]
+    assert moves == {"local": 0, "cluster-wide": 3}
+
+
 def test_a_wrong_policy_or_variant_is_refused_before_anything_is_served():
     for args in (_bench("hol", "--policies", "nix"), _bench("kv", "--variant", "nix")):
         with pytest.raises(ConfigError, match="nix"):
