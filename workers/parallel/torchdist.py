@@ -32,6 +32,7 @@ class TorchGroup:
         """backend: "nccl" or "gloo". Returns when all ranks have come."""
         self.shard = shard
         self._backend = backend
+        self._in_use: list[torch.Tensor] = []
         distributed.init_process_group(
             backend,
             store=store,
@@ -61,6 +62,7 @@ class TorchGroup:
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         plain = self._plain(x)
+        self._in_use = [plain]
         with self._losses():
             distributed.broadcast(plain, src=0)
         return x if plain is x else x.copy_(plain)
@@ -69,8 +71,12 @@ class TorchGroup:
         """The others notice by their timeout, or by this process's end."""
 
     def close(self) -> None:
+        """What the last collective worked on is kept until the end: gloo's threads let go of it a
+        little later than we do, and whoever does so last needs the interpreter's lock, which torch
+        2.4 holds while it waits for these threads."""
         if distributed.is_initialized():
             distributed.destroy_process_group()
+        self._in_use = []
 
     @contextmanager
     def _losses(self) -> Iterator[None]:
@@ -84,6 +90,7 @@ class TorchGroup:
         plain = self._plain(x)
         with torch.inference_mode(False):
             parts = [torch.empty_like(plain) for _ in range(self.shard.size)]
+        self._in_use = [plain, *parts]
         distributed.all_gather(parts, plain)
         return parts
 
