@@ -12,7 +12,7 @@ from loadtests.objectives import EXIT_INVALID, load_objectives
 from loadtests.options import job_of, limits_of
 from loadtests.outcome import judge
 from loadtests.records import Record
-from loadtests.report import write_outcome
+from loadtests.report import result_folder, write_outcome
 
 START_DELAY_S = 1.0
 EXIT_BAD_INPUT = 2
@@ -71,6 +71,7 @@ class Master:
         try:
             load_objectives(options.slo)
             self._job = job_of(options, address, options.target)
+            result_folder(options.out)
         except HeadwayError as error:
             self._problem = str(error)
             self._exit_code = EXIT_BAD_INPUT

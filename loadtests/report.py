@@ -10,6 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from cluster.core.errors import ConfigError
 from cluster.sim.distribution import Distribution
 from cluster.sim.html import SERIES, cumulative, line, page
 from loadtests.outcome import Outcome
@@ -17,6 +18,22 @@ from loadtests.records import Record, write_records
 from loadtests.validity import Check
 
 BINS = 60
+
+
+def result_folder(path: str | Path) -> Path:
+    """The folder, made if need be. To be called before a load: after it, results would be lost.
+
+    Raises ConfigError where nothing can be written.
+    """
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ConfigError(f"--out {folder}: no results can be written there: {error}") from None
+    return folder
 
 
 def write_outcome(outcome: Outcome, folder: Path) -> None:

@@ -150,6 +150,7 @@ def run_hol(args: argparse.Namespace) -> int:
     require_load_extra()
     from cluster.bench.experiments import Experiment, head_of_line, measure_pace, policy_variants
     from cluster.bench.served import Served
+    from loadtests.report import result_folder
     from loadtests.targets.base import TargetSpec
 
     names = args.policies.split(",")
@@ -157,6 +158,7 @@ def run_hol(args: argparse.Namespace) -> int:
     known = policy_variants(args.budget, whole, args.itl_objective)
     if unknown := [name for name in names if name not in known]:
         raise ConfigError(f"no policy {unknown[0]!r}; there are {', '.join(known)}")
+    result_folder(args.out)
     shared = ("--max-num-seqs", str(args.streams + args.long_count), *_serve(args))
     first_s, every_s = 0.0, args.long_every
     if not every_s:
@@ -212,11 +214,12 @@ def run_goodput(args: argparse.Namespace) -> int:
     from cluster.bench.served import Served
     from cluster.sim.html import page, scatter
     from loadtests.objectives import load_objectives
-    from loadtests.report import table
+    from loadtests.report import result_folder, table
     from loadtests.scenario import Scenario
     from loadtests.targets.base import TargetSpec
 
     load_objectives(args.slo)
+    folder = result_folder(args.out)
     base = Scenario(
         requests=args.requests, prompt_mean=args.prompt_mean, output_mean=args.output_mean
     )
@@ -224,7 +227,6 @@ def run_goodput(args: argparse.Namespace) -> int:
         bounds = (args.low, args.high, args.halvings)
         tried = highest_rate(TargetSpec(address=served.address), base, args.slo, bounds, print)
     best = best_rate(tried)
-    args.out.mkdir(parents=True, exist_ok=True)
     rows = [
         [f"{rate:.3f}", f"{o.goodput_rps:.3f}", *(f"{c.name}: {c.value}" for c in o.verdicts)]
         for rate, o in sorted(tried, key=lambda pair: pair[0])
@@ -233,9 +235,9 @@ def run_goodput(args: argparse.Namespace) -> int:
     head = ("requests/s", "goodput", *("" for _ in tried[0][1].verdicts))
     plot = scatter(dots, "requests per second offered", "goodput, requests per second")
     title = f"Goodput under {args.slo}: {best:.3f} requests/s"
-    (args.out / "index.html").write_text(page(title, plot + table(head, rows)), "utf-8")
+    (folder / "index.html").write_text(page(title, plot + table(head, rows)), "utf-8")
     print(f"highest rate that meets {args.slo}: {best:.3f} requests/s")
-    print(f"report: {args.out / 'index.html'}")
+    print(f"report: {folder / 'index.html'}")
     return 0 if best > 0 else 3
 
 
@@ -380,8 +382,9 @@ def _kv_variants(given: Sequence[str] | None) -> tuple[Variant, ...]:
 def _compare(experiment: Experiment, folder: Path) -> list[Row]:
     from cluster.bench.experiments import COLUMNS, cells, run_variant, write_report
     from cluster.commands.simulate import new_table, print_table
-    from loadtests.report import write_outcome
+    from loadtests.report import result_folder, write_outcome
 
+    result_folder(folder)
     rows = []
     for variant in experiment.variants:
         print(f"serving: {variant.name}", flush=True)

@@ -60,7 +60,7 @@ def add_parser(subparsers: Any) -> None:
     compare_parser.set_defaults(run=run_compare)
     beside_parser = modes.add_parser(
         "beside",
-        help="several servers under one schedule, in turns (exit code 4: a run was invalid)",
+        help="several servers under one schedule, in turns (exit code: the worst of the runs')",
     )
     beside_parser.add_argument(
         "servers",
@@ -95,13 +95,14 @@ def run(args: argparse.Namespace) -> int:
     from loadtests.objectives import load_objectives
     from loadtests.options import job_of, limits_of
     from loadtests.outcome import judge
+    from loadtests.report import result_folder
     from loadtests.runner import run_load
 
     if args.children < 1:
         raise ConfigError(f"--children must be at least 1, got {args.children}")
     # Before an hour of load, not after it.
     load_objectives(args.slo)
-    job, folder = job_of(args, args.address, args.target), Path(args.out)
+    job, folder = job_of(args, args.address, args.target), result_folder(args.out)
     results = run_load(job, args.children, _progress if sys.stderr.isatty() else None)
     outcome = judge(job, results, args.slo, limits_of(args))
     return _finish(outcome, folder)
@@ -113,16 +114,18 @@ def run_quick(args: argparse.Namespace) -> int:
     from cluster.bench import quick
     from cluster.bench.served import Served
     from loadtests.objectives import load_objectives
+    from loadtests.report import result_folder
     from loadtests.targets.base import TargetSpec
 
     load_objectives(args.slo)
     if args.requests < 1:
         raise ConfigError(f"--requests must be at least 1, got {args.requests}")
+    folder = result_folder(args.out)
     print("starting headway serve", flush=True)
     with Served(args.serve.split()) as served:
         target = TargetSpec(address=served.address)
         outcome = quick.run_quick(target, args.requests, args.slo, print)
-    return _finish(outcome, Path(args.out))
+    return _finish(outcome, folder)
 
 
 def run_selfcheck(args: argparse.Namespace) -> int:
@@ -147,28 +150,46 @@ def run_compare(args: argparse.Namespace) -> int:
 
 
 def run_beside(args: argparse.Namespace) -> int:
-    """0, or 4 when a run measured its client instead of the server."""
+    """The worst of the runs' exit codes; 130 when interrupted, after what was measured by then."""
     require_load_extra()
-    from loadtests.beside import beside_lines, parse_rival, run_beside
-    from loadtests.objectives import EXIT_INVALID, load_objectives
+    from loadtests.beside import (
+        Turn,
+        beside_lines,
+        check_rivals,
+        exit_code_of,
+        parse_rival,
+        standings_of,
+        take_turns,
+    )
+    from loadtests.objectives import load_objectives
     from loadtests.options import job_of, limits_of
-    from loadtests.outcome import judge
+    from loadtests.outcome import VERDICTS, judge
+    from loadtests.report import result_folder
     from loadtests.runner import run_load
 
     load_objectives(args.slo)
-    job, folder = job_of(args, "", "headway"), Path(args.out)
+    job = job_of(args, "", "headway")
     rivals = [parse_rival(text, job.target) for text in args.servers]
+    check_rivals(rivals, args.rounds)
+    folder = result_folder(args.out)
 
     def measure(turn: Job) -> Outcome:
-        print(f"{turn.target.address}, seed {turn.scenario.seed}", flush=True)
-        outcome = judge(turn, run_load(turn), args.slo, limits_of(args))
-        print(outcome.verdict, flush=True)
-        return outcome
+        return judge(turn, run_load(turn), args.slo, limits_of(args))
 
-    standings, outcomes = run_beside(job, rivals, args.rounds, folder, measure)
-    print("\n".join(beside_lines(standings)))
-    invalid = any(outcome.exit_code == EXIT_INVALID for outcome in outcomes)
-    return EXIT_INVALID if invalid else 0
+    turns: list[Turn] = []
+    interrupted = False
+    try:
+        for turn in take_turns(job, rivals, args.rounds, folder, measure):
+            turns.append(turn)
+            verdict = "nothing was measured" if turn.run is None else VERDICTS[turn.exit_code]
+            print(f"round {turn.number + 1} of {args.rounds}, {turn.rival.name}: {verdict}")
+            print("".join(f"  {problem}\n" for problem in turn.problems), end="", flush=True)
+    except KeyboardInterrupt:
+        interrupted = True
+        print("interrupted; of the runs that ended:")
+    print("\n".join(beside_lines(standings_of(turns))))
+    print(f"a report of each run is in {folder}/NAME/ROUND")
+    return 130 if interrupted else exit_code_of(turns)
 
 
 def _finish(outcome: Outcome, folder: Path) -> int:

@@ -11,8 +11,9 @@ from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
-from cluster.core.errors import ConfigError, Overloaded
+from cluster.core.errors import ConfigError, InvalidRequest, Overloaded
 from cluster.core.outcome import Refusal
 from cluster.gateway.status import Unauthenticated, abort
 from cluster.metrics.router import RouterMeter
@@ -120,6 +121,34 @@ class InFlight:
         self.active -= 1
 
 
+class DecodingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Reads the messages of `services` ("package.Service"), so that one that cannot be read is
+    INVALID_ARGUMENT like every bad request; gRPC itself would say UNKNOWN. It goes last: what goes
+    before it sees bytes."""
+
+    def __init__(self, services: Iterable[str]) -> None:
+        self._prefixes = tuple(f"/{service}/" for service in services)
+
+    async def intercept_service(
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> Handler:
+        handler = await continuation(handler_call_details)
+        if handler is None or not handler_call_details.method.startswith(self._prefixes):
+            return handler
+        inner: Behaviour = handler.unary_stream or handler.unary_unary  # type: ignore[assignment]
+        decode: Callable[[bytes], Any] = handler.request_deserializer  # type: ignore[assignment]
+
+        async def decoded(raw: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            try:
+                request = decode(raw)
+            except DecodeError as error:
+                reason = f"cannot be read as what {handler_call_details.method} takes: {error}"
+                await abort(context, InvalidRequest.single("request", reason))
+            return await inner(request, context)
+
+        return _with_behaviour(handler, decoded, _takes_bytes)
+
+
 class _AroundCalls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Puts something around the calls of `methods` ("/package.Service/Method")."""
 
@@ -209,8 +238,15 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "replace")).digest()
 
 
-def _with_behaviour(handler: Handler, behaviour: Behaviour) -> Handler:
-    """A handler of the same kind and codecs that runs `behaviour`."""
+def _takes_bytes(raw: bytes) -> bytes:
+    """For a handler that reads messages itself."""
+    return raw
+
+
+def _with_behaviour(
+    handler: Handler, behaviour: Behaviour, deserializer: Callable[[bytes], Any] | None = None
+) -> Handler:
+    """A handler of the same kind and codecs, but for what is given, that runs `behaviour`."""
     makers: dict[tuple[bool, bool], Callable[..., Handler]] = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,
@@ -220,6 +256,6 @@ def _with_behaviour(handler: Handler, behaviour: Behaviour) -> Handler:
     make = makers[bool(handler.request_streaming), bool(handler.response_streaming)]
     return make(
         behaviour,
-        request_deserializer=handler.request_deserializer,
+        request_deserializer=deserializer or handler.request_deserializer,
         response_serializer=handler.response_serializer,
     )

@@ -22,6 +22,7 @@ from cluster.gateway.interceptors import (
     ApiKeyInterceptor,
     ApiKeys,
     CallsInterceptor,
+    DecodingInterceptor,
     InFlight,
     InFlightInterceptor,
 )
@@ -108,6 +109,7 @@ def build_server(
     if config.api_keys_file is not None:
         interceptors.append(ApiKeyInterceptor(ApiKeys.from_file(config.api_keys_file)))
     interceptors.append(InFlightInterceptor(in_flight, COUNTED_METHODS, board.meter))
+    interceptors.append(DecodingInterceptor((INFERENCE, ADMIN)))
     server = grpc.aio.server(interceptors=interceptors, options=channel_options(config))
 
     encoder = EncodePool(tokenizer, limits)

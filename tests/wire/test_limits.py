@@ -12,6 +12,7 @@ import pytest
 
 from cluster.core.errors import ConfigError
 from cluster.gateway.config import Limits
+from cluster.gateway.server import ADMIN, INFERENCE
 from cluster.text.tokenizer import Tokenizer
 from headway.v1 import inference_pb2 as pb
 from tests.wire.wire_support import (
@@ -252,3 +253,33 @@ async def test_processes_can_share_a_port_when_asked(tokenizer: Tokenizer) -> No
         shared = dataclasses.replace(loopback(reuse_port=True), address=wire.address)
         async with gateway(tokenizer, Script([70]), shared) as other:
             assert other.server.port == wire.server.port
+
+
+BROKEN = [
+    b"\xff\xff\xff",
+    # Field 1 (model) and the first text, whose bytes are no UTF-8.
+    b"\x0a\x02\xff\xfe",
+]
+
+
+@pytest.mark.parametrize("raw", BROKEN)
+@in_loop
+async def test_a_message_that_cannot_be_read_is_a_bad_request(
+    tokenizer: Tokenizer, raw: bytes
+) -> None:
+    async with gateway(tokenizer, Script([70])) as wire:
+        prefix = f"/{INFERENCE}"
+        unary = wire.channel.unary_unary(f"{prefix}/Complete", lambda _: raw)
+        stream = wire.channel.unary_stream(f"{prefix}/Generate", lambda _: raw)
+        admin = wire.channel.unary_unary(f"/{ADMIN}/DrainEngine", lambda _: raw)
+        for call_of in (unary, admin):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call_of(None)
+            assert fields_of(caught.value) == ["request"]
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in stream(None):
+                pass
+        assert fields_of(caught.value) == ["request"]
+        assert "Generate" in caught.value.details()
+        assert wire.source.opened == []
+        assert len((await call(wire, pb.GenerateRequest(text="ok"))).choices) == 1
