@@ -32,6 +32,7 @@ class Progress:
         self._ids: dict[int, list[int]] = {e.choice: list(e.token_ids) for e in request.emitted}
         """The ids so far of each choice that is not finished; of all once the stream is accepted,
         for nobody has looked at n before."""
+        self._tokens = 0
         self._done = False
         self._lost_s: float | None = None
         self._pause_s = FIRST_PAUSE_S
@@ -54,6 +55,7 @@ class Progress:
         self._pause_s = FIRST_PAUSE_S
         if isinstance(event, Delta):
             self._ids[event.choice] += event.token_ids
+            self._tokens += len(event.token_ids)
         elif isinstance(event, Finished):
             del self._ids[event.choice]
             self._done = not self._ids
@@ -73,10 +75,21 @@ class Progress:
         if self._lost_s is None:
             self._lost_s = now
         if now - self._lost_s > self._request.resume_window_s:
-            raise error
+            raise self._given_up(error) from error
         pause, self._pause_s = self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
         asked_for = error.retry_after_s if isinstance(error, RetryableError) else None
         return max(pause, asked_for or 0.0) if error.reason == OVERLOADED else pause
+
+    def _given_up(self, error: HeadwayRpcError) -> HeadwayRpcError:
+        """`error`, the last of many, and that a stream had begun: the last alone may only say that
+        nobody answers."""
+        if self._seed is None or not isinstance(error, RetryableError):
+            return error
+        message = (
+            f"the stream was lost after {self._tokens} tokens and did not go on within "
+            f"{self._request.resume_window_s:g} s: {error}"
+        )
+        return RetryableError(error.code, message, error.reason, error.retry_after_s)
 
     def next_request(self) -> inference_pb2.ResumeRequest | inference_pb2.GenerateRequest:
         """Of the next call, the first included: resume by token; without one the request itself,

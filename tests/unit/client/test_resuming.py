@@ -130,6 +130,21 @@ def test_the_window_ends_the_tries_but_progress_opens_it_anew():
     it.pause_s(lost())
 
 
+def test_the_end_of_a_stream_that_had_begun_does_not_sound_like_one_that_never_did():
+    now = [0.0]
+    nobody = RetryableError(grpc.StatusCode.UNAVAILABLE, "failed to connect", "", 1.0)
+    for it, message in (
+        (begun(now), "the stream was lost after 2 tokens and did not go on within 10 s: failed"),
+        (progress(now), "failed to connect"),
+    ):
+        now[0] = 0.0
+        it.pause_s(lost())
+        now[0] = 10.1
+        with pytest.raises(RetryableError, match=f"^{message}") as caught:
+            it.pause_s(nobody)
+        assert (caught.value.code, caught.value.retry_after_s) == (nobody.code, 1.0)
+
+
 def test_other_errors_stand():
     error = HeadwayRpcError(grpc.StatusCode.INTERNAL, "bug")
     with pytest.raises(HeadwayRpcError):
