@@ -36,6 +36,10 @@ _CLIENT_CODES = frozenset(
 )
 
 
+_CANCELLED_HERE = ("Locally cancelled by application!", "Channel closed!")
+"""What gRPC says of a call that this side gave up. Others with this code were ended over there."""
+
+
 @dataclass(frozen=True, slots=True)
 class FieldViolation:
     """One bad field: its path in the request, and what is wrong with it."""
@@ -101,15 +105,16 @@ def from_rpc_error(error: grpc.RpcError) -> HeadwayRpcError:
     info, bad_request, retry = _details(call.trailing_metadata())
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineExceeded(code, "the deadline passed", info.reason)
-    if code is grpc.StatusCode.CANCELLED:
+    if code is grpc.StatusCode.CANCELLED and message in _CANCELLED_HERE:
         return Cancelled(code, message, info.reason)
     if code is grpc.StatusCode.INVALID_ARGUMENT:
         found = tuple(FieldViolation(v.field, v.description) for v in bad_request.field_violations)
         return InvalidRequest(message, info.reason, found)
     if retry is not None:
         return RetryableError(code, message, info.reason, retry)
-    if code is grpc.StatusCode.UNAVAILABLE:
-        # Nobody answered at all: the server is starting, restarting or elsewhere.
+    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+        # Nobody answered at all: the server is starting, restarting or elsewhere. Or it stopped,
+        # or a proxy did, before the call had ended.
         return RetryableError(code, message, info.reason, 1.0)
     kind = ClientError if code in _CLIENT_CODES else ServerError
     return kind(code, message, info.reason)

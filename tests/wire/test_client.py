@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 import subprocess
@@ -254,3 +255,24 @@ def test_one_client_in_many_threads(tokenizer: Tokenizer) -> None:
         for thread in threads:
             thread.join()
     assert texts == ["abcd"] * 40
+
+
+@in_loop
+async def test_a_call_that_a_server_ends_because_it_stops_may_be_sent_again(
+    tokenizer: Tokenizer,
+) -> None:
+    """Beyond its grace period a server cancels what is left; that is a loss, not our giving up."""
+    script = Script([70, 71, 72], step_s=0.02)
+    async with gateway(tokenizer, script) as wire, AsyncClient(wire.address) as client:
+        seen: list[object] = []
+
+        async def reading() -> None:
+            async for event in client.generate("ab", Sampling(max_tokens=200)):
+                seen.append(event)
+
+        reader = asyncio.ensure_future(reading())
+        await eventually(lambda: len(seen) > 3)
+        await wire.server.stop(0.1)
+        with pytest.raises(RetryableError):
+            await reader
+        assert len(seen) < 200

@@ -48,7 +48,8 @@ def failure(code: grpc.StatusCode, *details: Message, raw: bytes | None = None) 
         (CODE.UNKNOWN, ServerError),
         (CODE.DATA_LOSS, ServerError),
         (CODE.DEADLINE_EXCEEDED, DeadlineExceeded),
-        (CODE.CANCELLED, Cancelled),
+        # Not by us: a server or a proxy that stopped before the call had ended.
+        (CODE.CANCELLED, RetryableError),
     ],
 )
 @pytest.mark.parametrize("raw", [b"", b"\xff\xff\xff garbage"])
@@ -57,6 +58,12 @@ def test_codes(code: grpc.StatusCode, kind: type[HeadwayRpcError], raw: bytes) -
     assert type(error) is kind
     assert error.code is code
     assert error.reason == ""
+
+
+@pytest.mark.parametrize("text", ["Locally cancelled by application!", "Channel closed!"])
+def test_what_this_side_gave_up_is_not_to_be_sent_again(text: str) -> None:
+    given_up = grpc.aio.AioRpcError(CODE.CANCELLED, grpc.aio.Metadata(), grpc.aio.Metadata(), text)
+    assert type(from_rpc_error(given_up)) is Cancelled
 
 
 def test_details() -> None:
