@@ -14,7 +14,7 @@ from statistics import median
 from urllib.parse import urldefrag
 
 from cluster.core.errors import ConfigError, HeadwayError
-from loadtests.compare import Run, compare
+from loadtests.compare import Run, difference_lines
 from loadtests.job import Job
 from loadtests.objectives import EXIT_INVALID, EXIT_MET, EXIT_MISSED
 from loadtests.outcome import Outcome
@@ -163,11 +163,6 @@ def beside_lines(standings: Sequence[Standing]) -> list[str]:
             line += f" ({median(ratios):.2f} of {first.name}'s)"
         shown.append(line)
     for standing in standings[1:]:
-        shown.append(f"{'ms':16}{first.name:>14}{standing.name:>14}{'ratio':>8}   95% interval")
-        for row in compare(first.pooled, standing.pooled):
-            sure = "" if row.certain else "  (may be chance)"
-            shown.append(
-                f"{row.name:16}{row.a:>14.1f}{row.b:>14.1f}{row.ratio:>8.3f}"
-                f"   {row.low:.3f} to {row.high:.3f}{sure}"
-            )
+        heads = (first.name, standing.name, "ratio")
+        shown += difference_lines(first.pooled, standing.pooled, heads, width=14)
     return shown

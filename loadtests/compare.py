@@ -117,11 +117,18 @@ def compare_lines(a: Run, b: Run) -> list[str]:
         )
     if a.summary["scenario"] != b.summary["scenario"]:
         shown.append("the loads differ: what is compared is not only the server")
-    shown.append(f"{'ms':16}{'A':>10}{'B':>10}{'B/A':>8}   95% interval")
+    return shown + difference_lines(a, b, ("A", "B", "B/A"), width=10)
+
+
+def difference_lines(a: Run, b: Run, heads: tuple[str, str, str], width: int) -> list[str]:
+    """A table with a row per percentile. heads, width: of the columns A, B and their ratio; width
+    of the first two."""
+    head_a, head_b, head_ratio = heads
+    shown = [f"{'ms':16}{head_a:>{width}}{head_b:>{width}}{head_ratio:>8}   95% interval"]
     for row in compare(a, b):
         sure = "" if row.certain else "  (may be chance)"
         shown.append(
-            f"{row.name:16}{row.a:>10.1f}{row.b:>10.1f}{row.ratio:>8.3f}"
+            f"{row.name:16}{row.a:>{width}.1f}{row.b:>{width}.1f}{row.ratio:>8.3f}"
             f"   {row.low:.3f} to {row.high:.3f}{sure}"
         )
     return shown
