@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,11 +10,22 @@ import numpy as np
 import torch
 
 from cluster.core.config import blocks_for
-from cluster.core.ids import NULL_BLOCK
+from cluster.core.ids import NULL_BLOCK, BlockId, SequenceId
 from cluster.core.plan import Row, StepPlan
-from workers.attention.meta import StagedBuffer, StepMeta
+from workers.attention.meta import StepMeta
+from workers.layout import (
+    LaidOut,
+    NumpyLayout,
+    RowFields,
+    RowMisfit,
+    StepBuffers,
+    StepLayout,
+    TooManyTokens,
+)
 from workers.models.base import Batch
-from workers.sequences import UNREAD_TOKEN, SequenceTable
+from workers.native.build import BuildError
+from workers.native.layout import NativeLayout
+from workers.sequences import SequenceTable
 
 NO_SLOT = -1
 """In a slot mapping: what is computed here is stored nowhere."""
@@ -60,22 +72,24 @@ class StepInputs:
     padded: bool = False
 
 
+def make_layout(table: SequenceTable, buffers: StepBuffers) -> StepLayout:
+    """The compiled one where it can be had."""
+    try:
+        return NativeLayout(table, buffers)
+    except BuildError:
+        return NumpyLayout(table, buffers)
+
+
 class InputBuilder:
     """Checks a plan against the sequences held, and lays it out."""
 
     def __init__(self, table: SequenceTable, limits: InputLimits, device: torch.device) -> None:
         self._table = table
         self._limits = limits
-        seqs, tokens = limits.max_num_seqs, limits.max_num_batched_tokens
-        self._cu_seqlens_q = StagedBuffer((seqs + 1,), device)
-        self._seqused_k = StagedBuffer((seqs,), device)
-        self._block_table = StagedBuffer((seqs, table.blocks.shape[1]), device)
-        self._slot_mapping = StagedBuffer((tokens,), device)
-        self._positions = StagedBuffer((tokens,), device)
-        self._token_ids = StagedBuffer((tokens,), device)
-        self._logits_index = StagedBuffer((seqs + tokens,), device)
-        self._token_lanes = StagedBuffer((tokens,), device)
-        self._sampled = StagedBuffer((seqs,), device)
+        self._buffers = StepBuffers(
+            limits.max_num_seqs, limits.max_num_batched_tokens, table.blocks.shape[1], device
+        )
+        self._layout = make_layout(table, self._buffers)
 
     def build(self, plan: StepPlan, at_least: int = 0) -> StepInputs:
         """Grant the rows' new blocks and write the step into the buffers.
@@ -86,94 +100,69 @@ class InputBuilder:
         Raises RuntimeError for a plan that does not fit the sequences or the limits; the
         scheduler and the worker then disagree about the state, and no later step can be right.
         """
-        rows = plan.rows
+        self._buffers.take_turn()
         self._check_sizes(plan)
-        held = [self._grant(row) for row in rows]
-        if len(set(held)) != len(held):
-            raise RuntimeError(f"plan {plan.step}: a sequence is in two rows")
-        # The model's step before has swept the processor's caches, so that what counts is how much
-        # code and memory is touched: few functions of numpy, and none that it has in Python
-        # (sum, any, max, np.cumsum).
-        numbers = np.empty((4, len(rows)), dtype=np.int64)
-        numbers[0] = held
-        numbers[1] = [row.start for row in rows]
-        numbers[2] = [row.count for row in rows]
-        numbers[3] = [row.samples for row in rows]
-        lanes, starts, counts, samples = numbers
-        ends = starts + counts
-        self._check_rows(plan, lanes, counts, ends, samples)
-        bounds = np.zeros(len(rows) + 1, dtype=np.int64)
-        counts.cumsum(out=bounds[1:])
-        num_tokens = int(bounds[-1])
-        if num_tokens != plan.num_tokens:
-            raise RuntimeError(f"plan {plan.step}: {num_tokens} tokens, not {plan.num_tokens}")
-        self._write_tokens(lanes, starts - bounds[:-1], counts, num_tokens)
-        scored = self._scored(plan, held)
-        drawing = samples.nonzero()[0]
-        num_logits = self._write_logits_index(bounds, drawing, starts, scored)
-        unread = UNREAD_TOKEN in self._token_ids.array[:num_tokens]
-        sampled = lanes[drawing]
-        self._sampled.array[: len(sampled)] = sampled
+        lanes, fields = self._grant_all(plan)
+        laid = self._lay_out(plan, fields, self._all_pages if at_least else 0)
+        scored = self._scored(plan, lanes) if self._table.scores_prompts else []
+        sampled = [lane for row, lane in zip(plan.rows, lanes, strict=True) if row.samples]
         if at_least:
-            self._write_padding(len(rows), at_least)
-            self._seqused_k.array[: len(rows)] = ends
-            self._block_table.array[: len(rows)] = self._table.blocks[lanes]
-            return self._padded(at_least, sampled.tolist())
-        meta = self._write_sequences(plan, lanes, bounds, ends, num_logits)
-        batch = Batch(self._token_ids.publish(num_tokens), meta.positions, meta.logits_index)
-        token_lanes = self._token_lanes.publish(num_tokens if unread else 0)
+            self._write_padding(len(lanes), at_least)
+            return self._padded(at_least, sampled)
+        num_logits = self._write_scored(laid.num_sampled, scored)
+        meta = self._meta(plan, laid, num_logits)
+        buffers = self._buffers
         return StepInputs(
-            batch,
+            Batch(buffers.token_ids.publish(laid.num_tokens), meta.positions, meta.logits_index),
             meta,
-            sampled.tolist(),
+            sampled,
             scored,
-            self._sampled.publish(len(sampled)),
-            token_lanes,
-            unread,
+            buffers.sampled.publish(laid.num_sampled),
+            buffers.token_lanes.publish(laid.num_tokens if laid.unread else 0),
+            laid.unread,
         )
 
     def blank(self, rows: int) -> StepInputs:
         """A step of nothing but padding: what a graph for so many decodes is captured with."""
+        self._buffers.take_turn()
         self._write_padding(0, rows)
         return self._padded(rows, [])
 
     def _write_padding(self, first: int, rows: int) -> None:
         """Rows [first, rows) read one token of the null block and write nothing."""
-        pad = slice(first, rows)
-        self._cu_seqlens_q.array[: rows + 1] = np.arange(rows + 1)
-        self._logits_index.array[:rows] = np.arange(rows)
-        self._seqused_k.array[pad] = 1
-        self._block_table.array[pad] = NULL_BLOCK
-        self._slot_mapping.array[pad] = NO_SLOT
-        for buffer in (self._positions, self._token_ids, self._token_lanes):
+        buffers, pad = self._buffers, slice(first, rows)
+        buffers.cu_seqlens_q.array[: rows + 1] = np.arange(rows + 1)
+        buffers.logits_index.array[:rows] = np.arange(rows)
+        buffers.seqused_k.array[pad] = 1
+        buffers.block_table.array[pad] = NULL_BLOCK
+        buffers.slot_mapping.array[pad] = NO_SLOT
+        for buffer in (buffers.positions, buffers.token_ids, buffers.token_lanes):
             buffer.array[pad] = 0
 
     def _padded(self, rows: int, lanes: list[int]) -> StepInputs:
         """Publish a step of `rows` decodes. Whoever captures it finds later ones in its place, so
         its largest key count is the largest there can be."""
-        table = self._block_table
-        width = blocks_for(self._table.max_model_len, self._table.block_size)
+        buffers = self._buffers
         meta = StepMeta(
             num_seqs=rows,
             num_tokens=rows,
             num_decodes=rows,
             max_q=1,
             max_k=self._table.max_model_len,
-            cu_seqlens_q=self._cu_seqlens_q.publish(rows + 1),
-            seqused_k=self._seqused_k.publish(rows),
-            block_table=table.publish(rows, width),
-            slot_mapping=self._slot_mapping.publish(rows),
-            positions=self._positions.publish(rows),
-            logits_index=self._logits_index.publish(rows),
+            cu_seqlens_q=buffers.cu_seqlens_q.publish(rows + 1),
+            seqused_k=buffers.seqused_k.publish(rows),
+            block_table=buffers.block_table.publish(rows, self._all_pages),
+            slot_mapping=buffers.slot_mapping.publish(rows),
+            positions=buffers.positions.publish(rows),
+            logits_index=buffers.logits_index.publish(rows),
         )
-        batch = Batch(self._token_ids.publish(rows), meta.positions, meta.logits_index)
         return StepInputs(
-            batch,
+            Batch(buffers.token_ids.publish(rows), meta.positions, meta.logits_index),
             meta,
             lanes,
             [],
-            self._sampled.publish(len(lanes)),
-            self._token_lanes.publish(rows),
+            buffers.sampled.publish(len(lanes)),
+            buffers.token_lanes.publish(rows),
             unread=True,
             padded=True,
         )
@@ -191,19 +180,14 @@ class InputBuilder:
                 scored.append(ScoredPrompt(at, lane, row.start + 1, count, top))
         return scored
 
-    def _write_logits_index(
-        self,
-        bounds: np.ndarray,
-        drawing: np.ndarray,
-        starts: np.ndarray,
-        scored: list[ScoredPrompt],
-    ) -> int:
-        """Where the logits come from, and how many there are. drawing: the rows that sample."""
-        index = self._logits_index.array
-        at = len(drawing)
-        index[:at] = bounds[drawing + 1] - 1
+    def _write_scored(self, at: int, scored: list[ScoredPrompt]) -> int:
+        """The logits of scored prompts, after the `at` of the rows that sample. Returns how many
+        there are in all."""
+        index, bounds = self._buffers.logits_index.array, self._buffers.cu_seqlens_q.array
+        positions = self._buffers.positions.array
         for prompt in scored:
-            begin = int(bounds[prompt.row]) + prompt.first - 1 - int(starts[prompt.row])
+            begin = int(bounds[prompt.row])
+            begin += prompt.first - 1 - int(positions[begin])
             index[at : at + prompt.count] = np.arange(begin, begin + prompt.count)
             at += prompt.count
         return at
@@ -218,91 +202,78 @@ class InputBuilder:
                 f"got {len(plan.rows)}"
             )
         if plan.num_tokens > limits.max_num_batched_tokens:
-            raise RuntimeError(
-                f"plan {plan.step}: at most {limits.max_num_batched_tokens} tokens per step, "
-                f"got {plan.num_tokens}"
-            )
+            raise self._too_many_tokens(plan, plan.num_tokens)
 
-    def _grant(self, row: Row) -> int:
-        if row.new_blocks:
-            low, high = min(row.new_blocks), max(row.new_blocks)
-            if low < 1 or high > self._limits.num_blocks:
-                raise RuntimeError(
-                    f"sequence {row.seq_id}: blocks must be in [1, {self._limits.num_blocks}], "
-                    f"got {low} to {high}"
-                )
-        return self._table.grant(row.seq_id, row.new_blocks)
+    def _too_many_tokens(self, plan: StepPlan, found: int) -> RuntimeError:
+        most = self._limits.max_num_batched_tokens
+        return RuntimeError(f"plan {plan.step}: at most {most} tokens per step, got {found}")
 
-    def _check_rows(
-        self,
-        plan: StepPlan,
-        lanes: np.ndarray,
-        counts: np.ndarray,
-        ends: np.ndarray,
-        samples: np.ndarray,
-    ) -> None:
-        table = self._table
-        covered = table.num_blocks[lanes] * table.block_size
-        lengths = table.lengths[lanes]
-        wrong = (counts < 1) | (ends - counts < 0) | (ends > lengths) | (ends > covered)
-        wrong |= samples != ((ends == lengths) & ~table.ended[lanes])
-        if True in wrong:
-            at = int(wrong.argmax())
+    def _grant_all(self, plan: StepPlan) -> tuple[list[int], RowFields]:
+        """The rows' lanes, and the rows as a layout takes them."""
+        lanes: list[int] = []
+        fields: list[int] = []
+        for seq_id, start, count, samples, new_blocks in plan.rows:
+            if new_blocks:
+                self._check_blocks(seq_id, new_blocks)
+            lane = self._table.grant(seq_id, new_blocks)
+            lanes.append(lane)
+            fields += (lane, start, count, samples)
+        if len(set(lanes)) != len(lanes):
+            raise RuntimeError(f"plan {plan.step}: a sequence is in two rows")
+        return lanes, array("q", fields)
+
+    def _check_blocks(self, seq_id: SequenceId, blocks: list[BlockId]) -> None:
+        low, high = min(blocks), max(blocks)
+        if low < 1 or high > self._limits.num_blocks:
             raise RuntimeError(
-                f"sequence {plan.rows[at].seq_id}: start {plan.rows[at].start}, count "
-                f"{plan.rows[at].count}, samples {plan.rows[at].samples} do not fit "
-                f"{lengths[at]} tokens and blocks for {covered[at]}"
-            )
-        decodes = plan.num_decodes
-        leading = counts[: max(0, decodes)].tolist()
-        if len(leading) != decodes or leading.count(1) != decodes:
-            raise RuntimeError(
-                f"plan {plan.step}: num_decodes {decodes}, but the leading rows have counts "
-                f"{leading}"
+                f"sequence {seq_id}: blocks must be in [1, {self._limits.num_blocks}], "
+                f"got {low} to {high}"
             )
 
     # -- layout --------------------------------------------------------------------------------
 
-    def _write_tokens(
-        self, lanes: np.ndarray, offsets: np.ndarray, counts: np.ndarray, num_tokens: int
-    ) -> None:
-        """Per token: id, position, slot. offsets: a row's position minus its token index."""
-        table = self._table
-        lane_of_token, positions = lanes, np.arange(num_tokens)
-        if num_tokens > len(lanes):
-            lane_of_token, offsets = np.repeat(lanes, counts), np.repeat(offsets, counts)
-        positions = positions + offsets
-        self._token_lanes.array[:num_tokens] = lane_of_token
-        self._token_ids.array[:num_tokens] = table.token_ids[lane_of_token, positions]
-        self._positions.array[:num_tokens] = positions
-        pages, within = np.divmod(positions, table.block_size)
-        slots = table.blocks[lane_of_token, pages] * np.int64(table.block_size) + within
-        self._slot_mapping.array[:num_tokens] = slots
+    @property
+    def _all_pages(self) -> int:
+        return int(self._table.blocks.shape[1])
 
-    def _write_sequences(
-        self,
-        plan: StepPlan,
-        lanes: np.ndarray,
-        bounds: np.ndarray,
-        ends: np.ndarray,
-        num_logits: int,
-    ) -> StepMeta:
-        num_seqs, max_k = len(lanes), max(ends.tolist())
-        width = blocks_for(max_k, self._table.block_size)
-        num_tokens = int(bounds[-1])
-        self._cu_seqlens_q.array[: num_seqs + 1] = bounds
-        self._seqused_k.array[:num_seqs] = ends
-        self._block_table.array[:num_seqs, :width] = self._table.blocks[lanes, :width]
+    def _lay_out(self, plan: StepPlan, fields: RowFields, all_pages: int) -> LaidOut:
+        try:
+            laid = self._layout.write(fields, all_pages)
+        except RowMisfit as misfit:
+            raise self._misfit(plan.rows[misfit.row]) from None
+        except TooManyTokens as error:
+            raise self._too_many_tokens(plan, error.num_tokens) from None
+        if laid.num_tokens != plan.num_tokens:
+            raise RuntimeError(f"plan {plan.step}: {laid.num_tokens} tokens, not {plan.num_tokens}")
+        if not 0 <= plan.num_decodes <= laid.num_decodes:
+            raise RuntimeError(
+                f"plan {plan.step}: num_decodes {plan.num_decodes}, but {laid.num_decodes} leading "
+                f"rows of {len(plan.rows)} have one token"
+            )
+        return laid
+
+    def _misfit(self, row: Row) -> RuntimeError:
+        table = self._table
+        lane = table.grant(row.seq_id, [])
+        return RuntimeError(
+            f"sequence {row.seq_id}: start {row.start}, count {row.count}, samples {row.samples} "
+            f"do not fit {table.lengths[lane]} tokens and blocks for "
+            f"{table.num_blocks[lane] * table.block_size}"
+        )
+
+    def _meta(self, plan: StepPlan, laid: LaidOut, num_logits: int) -> StepMeta:
+        num_seqs, num_tokens, buffers = len(plan.rows), laid.num_tokens, self._buffers
+        width = blocks_for(laid.max_k, self._table.block_size)
         return StepMeta(
             num_seqs=num_seqs,
             num_tokens=num_tokens,
             num_decodes=plan.num_decodes,
-            max_q=max(row.count for row in plan.rows),
-            max_k=max_k,
-            cu_seqlens_q=self._cu_seqlens_q.publish(num_seqs + 1),
-            seqused_k=self._seqused_k.publish(num_seqs),
-            block_table=self._block_table.publish(num_seqs, width),
-            slot_mapping=self._slot_mapping.publish(num_tokens),
-            positions=self._positions.publish(num_tokens),
-            logits_index=self._logits_index.publish(num_logits),
+            max_q=laid.max_q,
+            max_k=laid.max_k,
+            cu_seqlens_q=buffers.cu_seqlens_q.publish(num_seqs + 1),
+            seqused_k=buffers.seqused_k.publish(num_seqs),
+            block_table=buffers.block_table.publish(num_seqs, width),
+            slot_mapping=buffers.slot_mapping.publish(num_tokens),
+            positions=buffers.positions.publish(num_tokens),
+            logits_index=buffers.logits_index.publish(num_logits),
         )

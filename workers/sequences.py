@@ -44,9 +44,13 @@ class SequenceTable:
         self.lengths = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_blocks = np.zeros(max_num_seqs, dtype=np.int64)
         self.ended = np.zeros(max_num_seqs, dtype=bool)
+        # The same memory, for one element at a time: an int comes out of a view as one, and after a
+        # step numpy's way to its scalars is no longer in the processor's caches.
+        self._token_ids, self._lengths = self.token_ids.data, self.lengths.data
         self._prompt_len = [0] * max_num_seqs
         self._sampling: list[SamplingParams | None] = [None] * max_num_seqs
         self._histories: dict[int, TokenHistory] = {}
+        self._scored: set[int] = set()
         self._lane_of: dict[SequenceId, int] = {}
         self._free = list(range(max_num_seqs - 1, -1, -1))
         self._stays = [0] * max_num_seqs
@@ -82,6 +86,8 @@ class SequenceTable:
         self.ended[lane] = False
         self._prompt_len[lane] = new.prompt_len
         self._sampling[lane] = new.sampling
+        if new.sampling.prompt_logprobs is not None:
+            self._scored.add(lane)
         if new.sampling.penalises:
             self._histories[lane] = TokenHistory(tokens[: new.prompt_len], tokens[new.prompt_len :])
 
@@ -95,6 +101,7 @@ class SequenceTable:
         self._sampling[lane] = None
         self._stays[lane] += 1
         self._histories.pop(lane, None)
+        self._scored.discard(lane)
         self._free.append(lane)
 
     def grant(self, seq_id: SequenceId, new_blocks: list[BlockId]) -> int:
@@ -117,11 +124,11 @@ class SequenceTable:
     def expect(self, lane: int) -> Expected:
         """Count a token that is being sampled; `settle` brings its id. Beyond max_model_len it is
         not kept: such a sequence is done."""
-        length = int(self.lengths[lane])
+        length = self._lengths[lane]
         if length >= self.max_model_len:
             return Expected(lane, -1, self._stays[lane])
-        self.token_ids[lane, length] = UNREAD_TOKEN
-        self.lengths[lane] = length + 1
+        self._token_ids[lane, length] = UNREAD_TOKEN
+        self._lengths[lane] = length + 1
         return Expected(lane, length, self._stays[lane])
 
     def settle(self, expected: Expected, token_id: TokenId | None) -> None:
@@ -134,7 +141,7 @@ class SequenceTable:
             self.ended[lane] = True
             return
         if position >= 0:
-            self.token_ids[lane, position] = token_id
+            self._token_ids[lane, position] = token_id
             if lane in self._histories:
                 self._histories[lane].append(token_id)
 
@@ -144,6 +151,11 @@ class SequenceTable:
 
     def prompt_len(self, lane: int) -> int:
         return self._prompt_len[lane]
+
+    @property
+    def scores_prompts(self) -> bool:
+        """Whether log-probabilities of prompt tokens are asked for by any sequence."""
+        return bool(self._scored)
 
     def prompt_top(self, lane: int) -> int | None:
         """How many log-probabilities per prompt token are asked for; None if none are."""
@@ -155,5 +167,5 @@ class SequenceTable:
         params = self._sampling[lane]
         if params is None:
             raise RuntimeError(f"lane {lane} holds no sequence")
-        index = int(self.lengths[lane]) - self._prompt_len[lane]
+        index = self._lengths[lane] - self._prompt_len[lane]
         return params, index, self._histories.get(lane)

@@ -50,25 +50,30 @@ class StagedBuffer:
         self._hosts = [
             torch.zeros(shape, dtype=torch.int32, pin_memory=pinned) for _ in range(halves)
         ]
-        self._arrays: list[np.ndarray] = [host.numpy() for host in self._hosts]
-        self._turn = 0
+        self.arrays: list[np.ndarray] = [host.numpy() for host in self._hosts]
+        """The halves; they stay where they are."""
+        self.turn = 0
+        """Which of `arrays` is written now."""
         # Where it is stays the same for ever: graphs read it there.
         self._device = self._hosts[0] if halves == 1 else self._hosts[0].to(device)
         self._viewed: tuple[tuple[int, ...], torch.Tensor] = (shape, self._device)
 
     @property
     def array(self) -> np.ndarray:
-        """Where the next step is to be written. Holds what some earlier step left."""
-        return self._arrays[self._turn]
+        """Where the step is to be written. Holds what some earlier step left."""
+        return self.arrays[self.turn]
+
+    def take_turn(self) -> None:
+        """Before a step is written."""
+        self.turn = (self.turn + 1) % len(self.arrays)
 
     def publish(self, *size: int) -> torch.Tensor:
-        """The leading `size` of the buffer on the device, after copying it there if need be; once
-        per step. The copy is done when what is queued on the device after it begins."""
+        """The leading `size` of the buffer on the device, after copying it there if need be. The
+        copy is done when what is queued on the device after it begins."""
         view = self.view(*size)
         if len(self._hosts) > 1:
             window = tuple(slice(n) for n in size)
-            view.copy_(self._hosts[self._turn][window], non_blocking=True)
-            self._turn = 1 - self._turn
+            view.copy_(self._hosts[self.turn][window], non_blocking=True)
         return view
 
     def view(self, *size: int) -> torch.Tensor:

@@ -163,7 +163,7 @@ def load_kernels(dtype: torch.dtype) -> Kernels:
 
     Raises BuildError when there is none; the reason is logged once.
     """
-    return _kernels(_library(tuple(usable_levels())), dtype)
+    return _kernels(load_library(), dtype)
 
 
 def kernels_for(tensor: torch.Tensor) -> Kernels | None:
@@ -213,7 +213,7 @@ class GroupCalls:
 
 def load_group_calls() -> GroupCalls:
     """Raises BuildError where nothing can be compiled."""
-    return GroupCalls(_library(tuple(usable_levels())))
+    return GroupCalls(load_library())
 
 
 def unavailable() -> str | None:
@@ -243,6 +243,11 @@ def _outcome(levels: tuple[Level, ...]) -> ctypes.CDLL | BuildError:
             logger.debug("level %s: %s", level.name, error)
     logger.warning("native CPU kernels are not available, torch's operators serve: %s", failure)
     return failure
+
+
+def load_library() -> ctypes.CDLL:
+    """At the best level that can be built and run here. Raises BuildError."""
+    return _library(tuple(usable_levels()))
 
 
 def _library(levels: tuple[Level, ...]) -> ctypes.CDLL:

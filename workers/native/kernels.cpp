@@ -17,6 +17,7 @@
 #include "elementwise.cpp"
 #include "sampling.cpp"
 #include "collective.cpp"
+#include "layout.cpp"
 // clang-format on
 
 #if defined(__AMX_BF16__)
@@ -106,6 +107,11 @@ HEADWAY_EXPORT int headway_prepare() {
 #else
   return 0;
 #endif
+}
+
+HEADWAY_EXPORT int headway_lay_out(const headway::Layout* layout, const headway::RowFields* rows,
+                                   int32_t count, int32_t all_pages, headway::LaidOut* result) {
+  return headway::lay_out(*layout, rows, count, all_pages, *result);
 }
 
 #define HEADWAY_ENTRY_POINTS(T, suffix)                                                          \

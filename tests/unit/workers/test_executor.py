@@ -177,7 +177,7 @@ MALFORMED = {
     "negative token id": (plan([], [new(2, [1, -1])]), r"got -1 to 1"),
     "decodes": (
         plan([Row(2, 0, 5, True, [3, 4])], [new(2)], decodes=1),
-        r"num_decodes 1, but the leading rows have counts \[5\]",
+        r"num_decodes 1, but 0 leading rows of 1 have one token",
     ),
     "sum of tokens": (
         StepPlan(1, [Row(2, 0, 5, True, [3, 4])], [new(2)], [], 0, 6),
