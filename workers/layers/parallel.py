@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch.nn import functional
 
 from workers.layers.linear import Linear
 from workers.parallel.collectives import Collectives
 from workers.parallel.heads import Span
+
+Lookup = Callable[[torch.Tensor], torch.Tensor]
+"""Rows of a table: ids [n] -> [n, width]."""
+
+
+def lookup(table: torch.Tensor) -> Lookup:
+    """table: [n, width]."""
+    return lambda ids: functional.embedding(ids, table)
 
 
 class SummedLinear:
@@ -28,23 +38,21 @@ class SummedLinear:
 class VocabEmbedding:
     """Rows of the embedding split by token id."""
 
-    def __init__(
-        self, weight: torch.Tensor, span: Span, scale: float, collectives: Collectives
-    ) -> None:
-        """weight: [span.size, hidden], the rows of the ids in `span`. scale: of what is looked up,
-        rounded to the weight's dtype."""
-        self._weight = weight
+    def __init__(self, rows: Lookup, span: Span, scale: float, collectives: Collectives) -> None:
+        """rows: of the ids in `span`, the first being 0. scale: of what is looked up, in the
+        embedding's dtype."""
+        self._rows = rows
         self._span = span
-        self._scale = float(torch.tensor(scale, dtype=weight.dtype))
+        self._scale = scale
         self._collectives = collectives
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
         """token_ids: [T] -> [T, hidden], the same on every rank."""
         if self._collectives.shard.size == 1:
-            return self._scaled(functional.embedding(token_ids, self._weight))
+            return self._scaled(self._rows(token_ids))
         elsewhere = (token_ids < self._span.begin) | (token_ids >= self._span.end)
         rows = (token_ids - self._span.begin).masked_fill(elsewhere, 0)
-        embedded = functional.embedding(rows, self._weight).masked_fill(elsewhere[:, None], 0)
+        embedded = self._rows(rows).masked_fill(elsewhere[:, None], 0)
         return self._scaled(self._collectives.all_reduce(embedded))
 
     def _scaled(self, embedded: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ from workers.checkpoint.rope import RopeScaling
 from workers.layers.linear import Linear
 from workers.layers.mlp import GATES, GatedMLP
 from workers.layers.norm import HeadNorm, RMSNorm
-from workers.layers.parallel import SummedLinear, VocabEmbedding, VocabHead
+from workers.layers.parallel import SummedLinear, VocabEmbedding, VocabHead, lookup
 from workers.layers.rotary import Rotary, RotaryAngles
 from workers.models.base import Batch, LoadProgress
 from workers.models.tensors import (
@@ -163,15 +163,16 @@ def load(
     final_norm = _norm(reader, config, FINAL_NORM)
     if config.tie_word_embeddings:
         _check_tied_head(checkpoint, reader)
-        head = reader.share(embedding)
+        head, rows = reader.share(embedding)
     else:
-        head = reader.linear(HEAD)
+        head, rows = reader.linear(HEAD), lookup(embedding)
     progress(1.0)
     span = reader.spans[Axis.VOCAB]
+    scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
     ropes = {_rope(config, window) for window in config.windows}
     return Decoder(
         config,
-        VocabEmbedding(embedding, span, config.embedding_scale, collectives),
+        VocabEmbedding(rows, span, scale, collectives),
         layers,
         final_norm,
         VocabHead(head, config.vocab_size, config.logits_softcap, collectives),

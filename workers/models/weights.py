@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import torch
 
 from workers.checkpoint.folder import Checkpoint
-from workers.layers.linear import Linear, PackedLinear, make_linear
+from workers.layers.linear import Linear, NativeLinear, PackedLinear, make_linear
+from workers.layers.parallel import Lookup, lookup
 from workers.models.tensors import Axis, Spans, TensorSpec, decoder_tensors, spans_of
 from workers.parallel.collectives import Shard
 
@@ -56,12 +57,15 @@ class WeightReader:
             return make_linear(weight)
         return make_linear(weight, self._place(biases))
 
-    def share(self, embedding: torch.Tensor) -> Linear:
-        """The embedding as the head. Packed, it is a second copy in memory."""
+    def share(self, embedding: torch.Tensor) -> tuple[Linear, Lookup]:
+        """The embedding as the head, and as what it is. Packed by oneDNN, which has no way back to
+        its rows, it is in memory twice."""
         head = make_linear(embedding)
+        if isinstance(head, NativeLinear):
+            return head, head.rows
         if isinstance(head, PackedLinear):
             self.bytes += embedding.nbytes
-        return head
+        return head, lookup(embedding)
 
     def saved(self, name: str) -> torch.Tensor:
         """The rank's part as saved, without filling."""

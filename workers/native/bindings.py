@@ -98,7 +98,11 @@ _SIGNATURES: dict[str, list[Any]] = {
     ],
     # in, out
     "can_linear": [c_int32, c_int32],
-    # x, weight, bias, rows, in, out, threads, y
+    # weight, in, out, packed
+    "pack": [c_void_p, c_int32, c_int32, c_void_p],
+    # packed, ids, count, in, y
+    "packed_rows": [c_void_p, c_void_p, c_int32, c_int32, c_void_p],
+    # x, packed, bias, rows, in, out, threads, y
     "linear": [
         c_void_p,
         c_void_p,
@@ -154,6 +158,8 @@ class Kernels:
         self.largest = entry("largest")
         self.race = entry("race")
         self.linear = entry("linear")
+        self.pack = entry("pack")
+        self.packed_rows = entry("packed_rows")
         self.can_linear = entry("can_linear")
         self.can_linear.restype = c_int32
 

@@ -150,15 +150,24 @@ HEADWAY_EXPORT int headway_lay_out(const headway::Layout* layout, const headway:
     headway::race(logits, peaks, temperatures, keys, rows, vocab, ids, threads);                 \
   }
 
-// 1 when headway_linear takes weights of this shape.
+// can_linear: 1 when the others take weights of this shape. pack: weight [out][in] -> to, as many
+// elements. packed_rows: y[i] = W[ids[i]].
 #define HEADWAY_LINEAR(T, suffix)                                                                \
   HEADWAY_EXPORT int headway_can_linear_##suffix(int32_t in, int32_t out) {                      \
     return headway::Linear<T>::can(in, out);                                                     \
   }                                                                                              \
-  HEADWAY_EXPORT void headway_linear_##suffix(const T* x, const T* weight, const T* bias,        \
+  HEADWAY_EXPORT void headway_pack_##suffix(const T* weight, int32_t in, int32_t out, T* to) {   \
+    headway::Linear<T>::pack(weight, in, out, to);                                               \
+  }                                                                                              \
+  HEADWAY_EXPORT void headway_packed_rows_##suffix(const T* packed, const int32_t* ids,          \
+                                                   int32_t count, int32_t in, T* y) {            \
+    for (int32_t i = 0; i < count; ++i)                                                          \
+      headway::Linear<T>::row(packed, in, ids[i], y + int64_t(i) * in);                          \
+  }                                                                                              \
+  HEADWAY_EXPORT void headway_linear_##suffix(const T* x, const T* packed, const T* bias,        \
                                               int32_t rows, int32_t in, int32_t out,             \
                                               int32_t threads, T* y) {                           \
-    headway::Linear<T>::run({x, weight, bias, y, rows, in, out}, threads);                       \
+    headway::Linear<T>::run({x, packed, bias, y, rows, in, out}, threads);                       \
   }
 
 // W: of the norms' weights.

@@ -107,8 +107,39 @@ def test_what_no_kernel_takes():
     assert not isinstance(make_linear(random(10, 33)), NativeLinear)
 
 
-def test_a_native_weight_is_not_copied():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [32, 320])
+def test_the_rows_of_a_packed_weight_can_be_looked_up(dtype, width):
+    weight = random(96, width, dtype=dtype)
+    linear, ids = native(weight.clone()), torch.tensor([95, 0, 17, 17, 31, 32, 48])
+    assert torch.equal(linear.rows(ids), weight[ids])
+    assert torch.equal(linear.rows(torch.arange(96, dtype=torch.int32)), weight)
+    assert linear.rows(ids[:0]).shape == (0, width)
+
+
+def test_a_native_weight_is_not_needed_any_more():
     weight = random(96, 64)
-    linear = native(weight)
+    linear, x = native(weight), random(2, 64)
+    before = linear(x)
     weight.zero_()
-    assert not linear(random(2, 64)).any()
+    assert torch.equal(linear(x), before)
+
+
+@pytest.mark.parametrize("out", [32, 64, 96, 160, 224])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_any_number_of_groups_of_outputs(dtype, out):
+    """Kernels take several groups at a time, and threads take shares of them."""
+    weight, x = random(out, 64, dtype=dtype), random(70, 64, dtype=dtype)
+    whole = native(weight)(x)
+    for begin in range(0, out, 32):
+        part = native(weight[begin : begin + 32])(x)
+        assert torch.equal(whole[:, begin : begin + 32], part)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_in_blocks_give_the_bits_of_rows_by_themselves(dtype):
+    """As many rows as do not fit the second-level cache at once."""
+    linear, x = native(random(64, 4096, dtype=dtype)), random(300, 4096, dtype=dtype)
+    whole = linear(x)
+    for begin, end in ((0, 1), (60, 77), (127, 129), (290, 300)):
+        assert torch.equal(linear(x[begin:end].contiguous()), whole[begin:end])
