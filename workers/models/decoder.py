@@ -34,11 +34,13 @@ from workers.parallel.collectives import Collectives
 
 
 class _Step(NamedTuple):
-    """What all layers of a step share. angles: by rotary embedding."""
+    """What all layers of a step share. angles: by rotary embedding. logits_index: [R], the tokens
+    that logits are wanted of."""
 
     angles: Mapping[RopeScaling, RotaryAngles]
     attention: AttentionBackend
     attended: torch.Tensor  # [T, the rank's heads, head_dim], scratch
+    logits_index: torch.Tensor
 
 
 class Norms(NamedTuple):
@@ -78,25 +80,42 @@ class DecoderLayer:
         """Change the residual stream `hidden`, [T, hidden], in place and return the update that
         the next norm is to add to it: adding and normalising are one pass. update: the last
         layer's, None in the first."""
+        attended = self._attend(hidden, update, step, cache)
+        return self._feed(hidden, attended.flatten(1), step)
+
+    def last(
+        self, hidden: torch.Tensor, update: torch.Tensor | None, step: _Step, cache: LayerCache
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of the last layer all tokens' K and V are wanted, but only what logits are made of goes
+        on: the residual stream and its update, [R, hidden] each."""
+        attended = self._attend(hidden, update, step, cache)
+        hidden = hidden.index_select(0, step.logits_index)
+        return hidden, self._feed(
+            hidden, attended.flatten(1).index_select(0, step.logits_index), step
+        )
+
+    def _feed(self, hidden: torch.Tensor, attended: torch.Tensor, step: _Step) -> torch.Tensor:
+        """attended: [rows of hidden, the rank's heads * head_dim]. Returns the layer's update."""
         ops, norms = step.attention.ops, self._norms
-        if update is None:
-            normed = norms.attention(hidden, ops)
-        else:
-            normed = norms.attention.after_adding(update, hidden, ops)
-        attended = self._attend(normed, step, cache)
+        projected = self._attention_out(attended)
         if norms.after_attention is not None:
-            attended = norms.after_attention(attended, ops)
-        fed = self._mlp(norms.mlp.after_adding(attended, hidden, ops), ops)
+            projected = norms.after_attention(projected, ops)
+        fed = self._mlp(norms.mlp.after_adding(projected, hidden, ops), ops)
         return fed if norms.after_mlp is None else norms.after_mlp(fed, ops)
 
-    def _attend(self, x: torch.Tensor, step: _Step, cache: LayerCache) -> torch.Tensor:
+    def _attend(
+        self, hidden: torch.Tensor, update: torch.Tensor | None, step: _Step, cache: LayerCache
+    ) -> torch.Tensor:
+        """Add the update to the stream; [T, the rank's heads, head_dim], in the step's scratch."""
         window, rope, head_dim = self._kind
+        ops, norm = step.attention.ops, self._norms.attention
+        x = norm(hidden, ops) if update is None else norm.after_adding(update, hidden, ops)
         heads = self._qkv(x).view(len(x), -1, head_dim)
         if self._norms.heads is not None:
             self._norms.heads(heads, step.attention.ops)
         query = step.attention.rotate_and_write(heads, step.angles[rope], cache)
         step.attention.run(query, cache, step.attended, window)
-        return self._attention_out(step.attended.flatten(1))
+        return step.attended
 
 
 class Decoder:
@@ -130,15 +149,13 @@ class Decoder:
             {rope: r.angles(batch.positions, dtype) for rope, r in self._rotaries.items()},
             attention,
             hidden.new_empty(len(hidden), attention.spec.num_heads, self._head_dim),
+            batch.logits_index,
         )
+        *layers, last = self._layers
         update = None
-        for layer, cache in zip(self._layers, caches, strict=True):
+        for layer, cache in zip(layers, caches, strict=False):
             update = layer(hidden, update, step, cache)
-        if update is None:
-            raise RuntimeError("a model without layers")
-        # The norm works on rows: only those that are asked for.
-        hidden = hidden.index_select(0, batch.logits_index)
-        update = update.index_select(0, batch.logits_index)
+        hidden, update = last.last(hidden, update, step, caches[-1])
         return self._head(self._final_norm.after_adding(update, hidden, attention.ops))
 
 
