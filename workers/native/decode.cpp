@@ -27,10 +27,11 @@ inline void partial_dots_of(const T* const (&keys)[Keys], const float* query, in
 // The same of `rows` keys; of a number that is no multiple of the step, the last one some times more.
 template <int GB, typename T>
 inline void partial_dots(const T* keys, const int64_t* offsets, int rows, const float* query,
-                         int head_dim, float* parts) {
+                         int head_dim, RowsAhead<T>& ahead, float* parts) {
   // As many sums as the registers hold beside the queries: each has to wait for itself.
   constexpr int kKeys = GB * 5 < kRegisters ? 4 : 2;
   for (int j = 0; j < rows; j += kKeys) {
+    for (int i = 0; i < kKeys; ++i) ahead.visit();
     const T* some[kKeys];
     for (int i = 0; i < kKeys; ++i) some[i] = keys + offsets[j + i < rows ? j + i : rows - 1];
     partial_dots_of<GB, kKeys>(some, query, head_dim, parts + j * kLanes);
@@ -41,11 +42,13 @@ inline void partial_dots(const T* keys, const int64_t* offsets, int rows, const 
 // The same on pairs of bf16; head sizes are multiples of 16, so half a vector may remain.
 template <int GB>
 inline void partial_dots_bf16(const Bf16* keys, const int64_t* offsets, int rows,
-                              const Bf16* query, int head_dim, float* parts) {
+                              const Bf16* query, int head_dim, RowsAhead<Bf16>& ahead,
+                              float* parts) {
   constexpr int kPairs = 2 * kLanes;
   const int whole = head_dim / kPairs * kPairs;
   const __mmask32 rest = whole == head_dim ? 0 : 0xffff;
   for (int j = 0; j < rows; ++j) {
+    ahead.visit();
     const Bf16* key = keys + offsets[j];
     __m512 sum[GB];
     for (int g = 0; g < GB; ++g) sum[g] = _mm512_setzero_ps();
@@ -81,8 +84,8 @@ struct Queries<float> {
 
   template <int GB>
   void dots(const float* keys, const int64_t* offsets, int rows, int head, int head_dim,
-            float* parts) const {
-    partial_dots<GB>(keys, offsets, rows, heads + head * head_dim, head_dim, parts);
+            RowsAhead<float>& ahead, float* parts) const {
+    partial_dots<GB>(keys, offsets, rows, heads + head * head_dim, head_dim, ahead, parts);
   }
 };
 
@@ -95,8 +98,8 @@ struct Queries<Bf16> {
 
   template <int GB>
   void dots(const Bf16* keys, const int64_t* offsets, int rows, int head, int head_dim,
-            float* parts) const {
-    partial_dots_bf16<GB>(keys, offsets, rows, heads + head * head_dim, head_dim, parts);
+            RowsAhead<Bf16>& ahead, float* parts) const {
+    partial_dots_bf16<GB>(keys, offsets, rows, heads + head * head_dim, head_dim, ahead, parts);
   }
 #else
   std::vector<float> heads;
@@ -107,21 +110,29 @@ struct Queries<Bf16> {
 
   template <int GB>
   void dots(const Bf16* keys, const int64_t* offsets, int rows, int head, int head_dim,
-            float* parts) const {
-    partial_dots<GB>(keys, offsets, rows, heads.data() + head * head_dim, head_dim, parts);
+            RowsAhead<Bf16>& ahead, float* parts) const {
+    partial_dots<GB>(keys, offsets, rows, heads.data() + head * head_dim, head_dim, ahead, parts);
   }
 #endif
 };
+
+// Vectors of a value that are added to the sums of so many heads at a time: sums in registers, beside a
+// value and the probabilities; in numbers that divide most heads.
+constexpr int value_vectors(int heads) {
+  const int sums = (kRegisters - 4) / heads;
+  return sums >= 4 ? 4 : sums >= 2 ? 2 : 1;
+}
 
 // acc[GB][head_dim] = acc * keep + probabilities . values, over NV vectors of the head at a time.
 template <int GB, int NV, typename T>
 inline void add_values(const T* values, const int64_t* offsets, int rows,
                        const float (*probabilities)[kTile], const float* keep, int head_dim,
-                       float* acc) {
+                       RowsAhead<T>& ahead, float* acc) {
   Floats sum[GB][NV];
   for (int g = 0; g < GB; ++g)
     for (int v = 0; v < NV; ++v) sum[g][v] = load(acc + g * head_dim + v * kLanes) * keep[g];
   for (int j = 0; j < rows; ++j) {
+    ahead.visit();
     const T* value = values + offsets[j];
     for (int v = 0; v < NV; ++v) {
       const Floats x = load(value + v * kLanes);
@@ -177,7 +188,6 @@ void decode_heads(const Shape& shape, const Queries<T>& queries, int head, const
   alignas(64) float parts[GB * kLanes * kLanes];
   alignas(64) float scores[GB][kTile];
   for (int j = 0; j < tile.rows; j += kLanes) {
-    ahead.next();
     const int here = tile.rows - j < kLanes ? tile.rows - j : kLanes;
     if (here < kLanes) {
       // The tail of a sequence: what no key stands for must not win the maximum.
@@ -185,7 +195,8 @@ void decode_heads(const Shape& shape, const Queries<T>& queries, int head, const
         for (int i = j; i < j + kLanes; ++i) scores[g][i] = kMinusInfinity;
       std::memset(parts, 0, sizeof(parts));
     }
-    queries.template dots<GB>(keys, tile.offsets + j, here, head, shape.head_dim, parts);
+    queries.template dots<GB>(keys, tile.offsets + j, here, head, shape.head_dim, ahead,
+                              parts);
     for (int g = 0; g < GB; ++g) {
       Floats sums = row_sums(parts + g * kLanes * kLanes);
       if (shape.softcap > 0) sums = soft_capped(sums, shape);
@@ -201,14 +212,13 @@ void decode_heads(const Shape& shape, const Queries<T>& queries, int head, const
                            state.sum[head + g]);
   float* acc = &state.acc[size_t(head) * shape.head_dim];
   int d = 0;
-  // Sums in registers, beside a value and the probabilities; in numbers that divide most heads.
-  constexpr int kSums = (kRegisters - 4) / GB;
-  constexpr int kVectors = kSums >= 4 ? 4 : kSums >= 2 ? 2 : 1;
+  constexpr int kVectors = value_vectors(GB);
   for (; d + kVectors * kLanes <= shape.head_dim; d += kVectors * kLanes)
     add_values<GB, kVectors>(values + d, tile.offsets, tile.rows, scores, keep, shape.head_dim,
-                             acc + d);
+                             ahead, acc + d);
   for (; d < shape.head_dim; d += kLanes)
-    add_values<GB, 1>(values + d, tile.offsets, tile.rows, scores, keep, shape.head_dim, acc + d);
+    add_values<GB, 1>(values + d, tile.offsets, tile.rows, scores, keep, shape.head_dim, ahead,
+                      acc + d);
 }
 
 // All heads of one tile.
@@ -217,8 +227,9 @@ void decode_tile(const Shape& shape, const Queries<T>& queries, const T* keys, c
                  const Tile& tile, const Tile& coming, DecodeState& state) {
   const int group = shape.group();
   const int passes = (group + kGroupBlock - 1) / kGroupBlock;
-  const int turns = shape.num_kv_heads * passes * ((tile.rows + kLanes - 1) / kLanes);
-  RowsAhead<T> ahead(shape, keys, values, coming, turns);
+  const int wide = value_vectors(group < kGroupBlock ? group : kGroupBlock) * kLanes;
+  const int visits = tile.rows * (1 + (shape.head_dim + wide - 1) / wide);
+  RowsAhead<T> ahead(shape, keys, values, coming, shape.num_kv_heads * passes * visits);
   for (int kv = 0; kv < shape.num_kv_heads; ++kv) {
     const T* k = keys + int64_t(kv) * shape.head_dim;
     const T* v = values + int64_t(kv) * shape.head_dim;

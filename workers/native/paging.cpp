@@ -85,34 +85,45 @@ inline void tile_offsets(const Shape& shape, const int32_t* blocks, int begin, i
 // Asks for the rows of the next tile, to be there when its turn comes: whole rows, all KV heads, in
 // the order in which they lie in memory. A head's own rows are too far apart for the processor to
 // guess the next one; whole rows it recognises as a stream, and reads further ahead than we could.
+// A few lines at a time: a core has some tens of requests under way, and what it asks for beyond
+// them makes the loads that are needed now wait as well.
 template <typename T>
 class RowsAhead {
  public:
-  // turns: how often next() will be called.
-  RowsAhead(const Shape& shape, const T* keys, const T* values, const Tile& tile, int turns)
-      : keys_(keys), values_(values), tile_(tile), row_(int(shape.row())), turns_(turns) {}
+  // visits: how often visit() will be called.
+  RowsAhead(const Shape& shape, const T* keys, const T* values, const Tile& tile, int visits)
+      : keys_(keys), values_(values), tile_(tile), visits_(visits) {
+    row_lines_ = int((shape.row() * int64_t(sizeof(T)) + 63) / 64);
+    lines_ = int64_t(tile.rows) * 2 * row_lines_;
+  }
 
-  // One more share of the rows.
-  void next() {
-    ++turn_;
-    const int until = int(int64_t(tile_.rows) * turn_ / turns_);
-    for (; done_ < until; ++done_) {
-      fetch(keys_ + tile_.offsets[done_]);
-      fetch(values_ + tile_.offsets[done_]);
+  // As many lines more as are due.
+  void visit() {
+    for (due_ += lines_; due_ >= visits_; due_ -= visits_) {
+      if (left_ == 0 && !next_row()) return;
+      __builtin_prefetch(at_, 0, 2);
+      at_ += 64;
+      --left_;
     }
   }
 
  private:
-  void fetch(const T* row) const {
-    constexpr int kLine = 64 / sizeof(T);
-    for (int d = 0; d < row_; d += kLine) __builtin_prefetch(row + d, 0, 2);
+  // A key's row, then its value's. False after the last.
+  bool next_row() {
+    if (rows_ == 2 * tile_.rows) return false;
+    const T* row = (rows_ & 1 ? values_ : keys_) + tile_.offsets[rows_ / 2];
+    at_ = reinterpret_cast<const char*>(row);
+    left_ = row_lines_;
+    ++rows_;
+    return true;
   }
 
   const T* keys_;
   const T* values_;
   const Tile& tile_;
-  int row_, turns_;
-  int turn_ = 0, done_ = 0;
+  const char* at_ = nullptr;
+  int64_t lines_, due_ = 0;
+  int visits_, row_lines_, left_ = 0, rows_ = 0;
 };
 
 }  // namespace headway
