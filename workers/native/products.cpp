@@ -42,7 +42,25 @@ class PanelProducts {
  public:
   static constexpr int kOutputs = kLanes;
 
-  explicit PanelProducts(const Product<float>& product) : p_(product) {}
+  // Few rows are laid out side by side, [in][rows]: what a step of the sums takes of them is then one
+  // line, behind one pointer.
+  explicit PanelProducts(const Product<float>& product) : p_(product) {
+    if (p_.rows > kFewRows) return;
+    static thread_local std::vector<float> buffer;
+    const size_t elements = size_t(p_.rows) * p_.in;
+    if (buffer.size() < elements) buffer.resize(elements);
+    side_by_side_ = buffer.data();
+    const __mmask16 real = (1u << p_.rows) - 1;
+    for (int k = 0; k < p_.in; k += kLanes) {
+      __m512i block[kLanes];
+      for (int i = 0; i < kLanes; ++i)
+        block[i] = i < p_.rows ? _mm512_loadu_si512(p_.x + int64_t(i) * p_.in + k)
+                               : _mm512_setzero_si512();
+      transpose_words(block);
+      for (int i = 0; i < kLanes; ++i)
+        _mm512_mask_storeu_epi32(buffer.data() + int64_t(k + i) * p_.rows, real, block[i]);
+    }
+  }
 
   static bool can(int in, int out) { return in % kLanes == 0 && out % kOutputs == 0; }
 
@@ -64,14 +82,19 @@ class PanelProducts {
   }
 
   void groups(int first, int end) const {
+    if (p_.rows <= kFewRows) {
+      // One panel at a time passes them soonest.
+      for (int n = first; n < end; n += kLanes)
+        multiply_rows<kFewRows, 1, kFarAhead, true>(p_.rows, 0, n);
+      return;
+    }
     const int block = rows_per_block(p_.rows, p_.in, sizeof(float));
     for (int row = 0; row < p_.rows; row += block) {
       const int rows = p_.rows - row < block ? p_.rows - row : block;
       int n = first;
-      // One panel at a time passes few rows soonest; three share what is read of many rows.
-      if (rows > kFewRows)
-        for (; n + 3 * kLanes <= end; n += 3 * kLanes) panels<3>(row, rows, n);
-      for (; n + kLanes <= end; n += kLanes) panels<1>(row, rows, n);
+      // Three panels share what is read of the rows.
+      for (; n + 3 * kLanes <= end; n += 3 * kLanes) panels<3>(row, rows, n);
+      for (; n < end; n += kLanes) panels<1>(row, rows, n);
     }
   }
 
@@ -86,47 +109,46 @@ class PanelProducts {
   void panels(int row, int rows, int first) const {
     // Sums beside P weights and a value of x.
     constexpr int kMost = (kRegisters - P - 2) / P < 16 ? (kRegisters - P - 2) / P : 16;
-    const float* weight = p_.weight + int64_t(first) * p_.in;
     const int pieces = (rows + kMost - 1) / kMost;
     for (int piece = 0; piece < pieces; ++piece) {
       // Pieces of about equal height: a low one would wait for its own sums.
       const int begin = row + int64_t(rows) * piece / pieces;
       const int count = row + int64_t(rows) * (piece + 1) / pieces - begin;
       if (piece == 0)
-        multiply_rows<kMost, P, kFarAhead>(count, begin, weight, first);
+        multiply_rows<kMost, P, kFarAhead, false>(count, begin, first);
       else
-        multiply_rows<kMost, P, kAhead>(count, begin, weight, first);
+        multiply_rows<kMost, P, kAhead, false>(count, begin, first);
     }
   }
 
   // The instance for `rows`, at most R.
-  template <int R, int P, int kDistance>
-  void multiply_rows(int rows, int row, const float* weight, int first) const {
+  template <int R, int P, int kDistance, bool kSideBySide>
+  void multiply_rows(int rows, int row, int first) const {
     if constexpr (R > 1) {
-      if (rows < R) return multiply_rows<R - 1, P, kDistance>(rows, row, weight, first);
+      if (rows < R) return multiply_rows<R - 1, P, kDistance, kSideBySide>(rows, row, first);
     }
-    multiply<R, P, kDistance>(row, weight, first);
+    multiply<R, P, kDistance, kSideBySide>(row, first);
   }
 
   // y[R][P panels] = x[R][in] . panels. The sums begin with the bias.
-  template <int R, int P, int kDistance>
-  void multiply(int row, const float* weight, int first) const {
-    const float* x = p_.x + int64_t(row) * p_.in;
+  template <int R, int P, int kDistance, bool kSideBySide>
+  void multiply(int row, int first) const {
+    const float* x = kSideBySide ? side_by_side_ : p_.x + int64_t(row) * p_.in;
+    const float* weight = p_.weight + int64_t(first) * p_.in;
     const int64_t panel = int64_t(kLanes) * p_.in;
     Floats sum[R][P];
     for (int p = 0; p < P; ++p) {
-      const Floats begin = p_.bias ? load(p_.bias + first + p * kLanes) : Floats{};
-      for (int r = 0; r < R; ++r) sum[r][p] = begin;
+      const Floats start = p_.bias ? load(p_.bias + first + p * kLanes) : Floats{};
+      for (int r = 0; r < R; ++r) sum[r][p] = start;
     }
-    for (int k = 0; k < p_.in; ++k) {
+    for (int k = 0; k < p_.in; ++k, weight += kLanes, x += kSideBySide ? R : 1) {
       Floats w[P];
       for (int p = 0; p < P; ++p) {
-        const float* from = weight + p * panel + int64_t(k) * kLanes;
-        __builtin_prefetch(from + kDistance, 0, 3);
-        w[p] = load(from);
+        __builtin_prefetch(weight + p * panel + kDistance, 0, 3);
+        w[p] = load(weight + p * panel);
       }
       for (int r = 0; r < R; ++r) {
-        const Floats value = (Floats)_mm512_set1_ps(x[int64_t(r) * p_.in + k]);
+        const Floats value = (Floats)_mm512_set1_ps(x[kSideBySide ? r : int64_t(r) * p_.in]);
         for (int p = 0; p < P; ++p) sum[r][p] += value * w[p];
       }
     }
@@ -135,6 +157,7 @@ class PanelProducts {
       for (int p = 0; p < P; ++p) store(y + int64_t(r) * p_.out + p * kLanes, sum[r][p]);
   }
 
+  const float* side_by_side_ = nullptr;
   const Product<float> p_;
 };
 
@@ -424,6 +447,7 @@ class AmxProducts {
 // Groups in contiguous shares, so that each thread reads one stretch of memory.
 template <typename Products, typename T>
 void multiply_all(const Product<T>& product, int threads) {
+  if (product.rows == 0) return;
   const Products products(product);
   const int groups = product.out / Products::kOutputs;
   const int shares = threads < groups ? threads : groups;
