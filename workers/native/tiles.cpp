@@ -62,9 +62,20 @@ class FloatTiles {
   }
 
   void pack_keys(const T* keys, const int64_t* offsets, int rows) {
+#if defined(__AVX512F__)
+    for (int j = 0; j < kTile; j += kLanes)
+      for (int d = 0; d < head_dim_; d += kLanes) {
+        __m512i block[kLanes];
+        for (int i = 0; i < kLanes; ++i)
+          block[i] = (__m512i)(j + i < rows ? load(keys + offsets[j + i] + d) : Floats{});
+        transpose_words(block);
+        for (int i = 0; i < kLanes; ++i) _mm512_store_si512(keys_ + (d + i) * kTile + j, block[i]);
+      }
+#else
     for (int j = 0; j < kTile; ++j)
       for (int d = 0; d < head_dim_; ++d)
         keys_[d * kTile + j] = j < rows ? to_float(keys[offsets[j] + d]) : 0.0f;
+#endif
   }
 
   void pack_values(const T* values, const int64_t* offsets, int rows) {
