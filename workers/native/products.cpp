@@ -26,9 +26,9 @@ struct Product {
   int rows, in, out;
 };
 
-// Rows that all weights pass before the next ones' turn: what is read of x must stay well within the
-// second-level cache beside the weights. With 256 KiB, 512 rows take 0.6 to 0.9 of the time they
-// take with 1 MiB (Sapphire Rapids, two threads).
+// Rows that all weights pass before the next ones' turn: what is read of x must stay within the
+// second-level cache beside the weights. With 2 MiB of it, anything from 256 KiB to 1 MiB takes the same
+// time (Sapphire Rapids, two threads); others have less.
 inline int rows_per_block(int rows, int in, int element_bytes) {
   constexpr int64_t kBytes = 1 << 18;
   const int64_t fitting = kBytes / (int64_t(in) * element_bytes);
