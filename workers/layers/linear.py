@@ -87,10 +87,14 @@ class NativeLinear:
         return y
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """weight[ids]. ids: [n] in [0, out), any integer type -> [n, in]."""
+        """weight[ids]. ids: [n], any integer type -> [n, in]. Raises IndexError for an id that is
+        not in [0, out)."""
         ids = ids.to(torch.int32).contiguous()
-        found = self._packed.new_empty(len(ids), self._width)
-        self._rows(self._pointers[0], ids.data_ptr(), len(ids), self._width, found.data_ptr())
+        count, packed = len(ids), self._pointers[0]
+        found = self._packed.new_empty(count, self._width)
+        bad = self._rows(packed, ids.data_ptr(), count, self._width, self._out, found.data_ptr())
+        if bad >= 0:
+            raise IndexError(f"ids must be in [0, {self._out}), got {int(ids[bad])}")
         return found
 
 

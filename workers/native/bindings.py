@@ -100,8 +100,8 @@ _SIGNATURES: dict[str, list[Any]] = {
     "can_linear": [c_int32, c_int32],
     # weight, in, out, packed
     "pack": [c_void_p, c_int32, c_int32, c_void_p],
-    # packed, ids, count, in, y
-    "packed_rows": [c_void_p, c_void_p, c_int32, c_int32, c_void_p],
+    # packed, ids, count, in, out, y
+    "packed_rows": [c_void_p, c_void_p, c_int32, c_int32, c_int32, c_void_p],
     # x, packed, bias, rows, in, out, threads, y
     "linear": [
         c_void_p,
@@ -160,6 +160,7 @@ class Kernels:
         self.linear = entry("linear")
         self.pack = entry("pack")
         self.packed_rows = entry("packed_rows")
+        self.packed_rows.restype = c_int32
         self.can_linear = entry("can_linear")
         self.can_linear.restype = c_int32
 

@@ -151,7 +151,7 @@ HEADWAY_EXPORT int headway_lay_out(const headway::Layout* layout, const headway:
   }
 
 // can_linear: 1 when the others take weights of this shape. pack: weight [out][in] -> to, as many
-// elements. packed_rows: y[i] = W[ids[i]].
+// elements. packed_rows: y[i] = W[ids[i]]; -1, or the first i whose id there is not.
 #define HEADWAY_LINEAR(T, suffix)                                                                \
   HEADWAY_EXPORT int headway_can_linear_##suffix(int32_t in, int32_t out) {                      \
     return headway::Linear<T>::can(in, out);                                                     \
@@ -159,10 +159,13 @@ HEADWAY_EXPORT int headway_lay_out(const headway::Layout* layout, const headway:
   HEADWAY_EXPORT void headway_pack_##suffix(const T* weight, int32_t in, int32_t out, T* to) {   \
     headway::Linear<T>::pack(weight, in, out, to);                                               \
   }                                                                                              \
-  HEADWAY_EXPORT void headway_packed_rows_##suffix(const T* packed, const int32_t* ids,          \
-                                                   int32_t count, int32_t in, T* y) {            \
-    for (int32_t i = 0; i < count; ++i)                                                          \
+  HEADWAY_EXPORT int headway_packed_rows_##suffix(const T* packed, const int32_t* ids,           \
+                                                  int32_t count, int32_t in, int32_t out, T* y) { \
+    for (int32_t i = 0; i < count; ++i) {                                                        \
+      if (ids[i] < 0 || ids[i] >= out) return i;                                                 \
       headway::Linear<T>::row(packed, in, ids[i], y + int64_t(i) * in);                          \
+    }                                                                                            \
+    return -1;                                                                                   \
   }                                                                                              \
   HEADWAY_EXPORT void headway_linear_##suffix(const T* x, const T* packed, const T* bias,        \
                                               int32_t rows, int32_t in, int32_t out,             \

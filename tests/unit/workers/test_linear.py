@@ -117,6 +117,13 @@ def test_the_rows_of_a_packed_weight_can_be_looked_up(dtype, width):
     assert linear.rows(ids[:0]).shape == (0, width)
 
 
+@pytest.mark.parametrize("bad", [-1, 96])
+def test_a_row_that_there_is_not_is_refused(bad):
+    linear = native(random(96, 64))
+    with pytest.raises(IndexError, match=rf"ids must be in \[0, 96\), got {bad}"):
+        linear.rows(torch.tensor([0, bad, 95]))
+
+
 def test_a_native_weight_is_not_needed_any_more():
     weight = random(96, 64)
     linear, x = native(weight), random(2, 64)
