@@ -110,17 +110,7 @@ class InputBuilder:
             self._write_padding(len(lanes), at_least)
             return self._padded(at_least, sampled)
         num_logits = self._write_scored(laid.num_sampled, scored)
-        meta = self._meta(plan, laid, num_logits)
-        buffers = self._buffers
-        return StepInputs(
-            Batch(buffers.token_ids.publish(laid.num_tokens), meta.positions, meta.logits_index),
-            meta,
-            sampled,
-            scored,
-            buffers.sampled.publish(laid.num_sampled),
-            buffers.token_lanes.publish(laid.num_tokens if laid.unread else 0),
-            laid.unread,
-        )
+        return self._publish(laid, len(lanes), plan.num_decodes, num_logits, sampled, scored)
 
     def blank(self, rows: int) -> StepInputs:
         """A step of nothing but padding: what a graph for so many decodes is captured with."""
@@ -142,30 +132,8 @@ class InputBuilder:
     def _padded(self, rows: int, lanes: list[int]) -> StepInputs:
         """Publish a step of `rows` decodes. Whoever captures it finds later ones in its place, so
         its largest key count is the largest there can be."""
-        buffers = self._buffers
-        meta = StepMeta(
-            num_seqs=rows,
-            num_tokens=rows,
-            num_decodes=rows,
-            max_q=1,
-            max_k=self._table.max_model_len,
-            cu_seqlens_q=buffers.cu_seqlens_q.publish(rows + 1),
-            seqused_k=buffers.seqused_k.publish(rows),
-            block_table=buffers.block_table.publish(rows, self._all_pages),
-            slot_mapping=buffers.slot_mapping.publish(rows),
-            positions=buffers.positions.publish(rows),
-            logits_index=buffers.logits_index.publish(rows),
-        )
-        return StepInputs(
-            Batch(buffers.token_ids.publish(rows), meta.positions, meta.logits_index),
-            meta,
-            lanes,
-            [],
-            buffers.sampled.publish(len(lanes)),
-            buffers.token_lanes.publish(rows),
-            unread=True,
-            padded=True,
-        )
+        laid = LaidOut(rows, rows, len(lanes), 1, self._table.max_model_len, True)
+        return self._publish(laid, rows, rows, rows, lanes, [], padded=True)
 
     def _scored(self, plan: StepPlan, lanes: list[int]) -> list[ScoredPrompt]:
         """The prompt tokens that this step scores for sequences that asked for it."""
@@ -261,13 +229,23 @@ class InputBuilder:
             f"{table.num_blocks[lane] * table.block_size}"
         )
 
-    def _meta(self, plan: StepPlan, laid: LaidOut, num_logits: int) -> StepMeta:
-        num_seqs, num_tokens, buffers = len(plan.rows), laid.num_tokens, self._buffers
+    def _publish(
+        self,
+        laid: LaidOut,
+        num_seqs: int,
+        num_decodes: int,
+        num_logits: int,
+        lanes: list[int],
+        scored: list[ScoredPrompt],
+        padded: bool = False,
+    ) -> StepInputs:
+        """What stands in the buffers, as the device sees it."""
+        num_tokens, buffers = laid.num_tokens, self._buffers
         width = blocks_for(laid.max_k, self._table.block_size)
-        return StepMeta(
+        meta = StepMeta(
             num_seqs=num_seqs,
             num_tokens=num_tokens,
-            num_decodes=plan.num_decodes,
+            num_decodes=num_decodes,
             max_q=laid.max_q,
             max_k=laid.max_k,
             cu_seqlens_q=buffers.cu_seqlens_q.publish(num_seqs + 1),
@@ -276,4 +254,14 @@ class InputBuilder:
             slot_mapping=buffers.slot_mapping.publish(num_tokens),
             positions=buffers.positions.publish(num_tokens),
             logits_index=buffers.logits_index.publish(num_logits),
+        )
+        return StepInputs(
+            Batch(buffers.token_ids.publish(num_tokens), meta.positions, meta.logits_index),
+            meta,
+            lanes,
+            scored,
+            buffers.sampled.publish(laid.num_sampled),
+            buffers.token_lanes.publish(num_tokens if laid.unread else 0),
+            laid.unread,
+            padded,
         )

@@ -24,6 +24,20 @@ RowFields: TypeAlias = "array[int]"
 """int64, FIELDS per row: lane, start, count, and whether it samples (0 or 1)."""
 
 
+BUFFERS = (
+    "cu_seqlens_q",
+    "seqused_k",
+    "block_table",
+    "slot_mapping",
+    "positions",
+    "token_ids",
+    "logits_index",
+    "token_lanes",
+    "sampled",
+)
+"""Those of StepBuffers, by name."""
+
+
 class StepBuffers:
     """Where a step is written, allocated once; see StepMeta and StepInputs for what they hold."""
 
@@ -37,7 +51,7 @@ class StepBuffers:
         self.logits_index = StagedBuffer((seqs + tokens,), device)
         self.token_lanes = StagedBuffer((tokens,), device)
         self.sampled = StagedBuffer((seqs,), device)
-        self._all = [value for value in vars(self).values() if isinstance(value, StagedBuffer)]
+        self._all: list[StagedBuffer] = [getattr(self, name) for name in BUFFERS]
         self._takes_turns = len(self.sampled.arrays) > 1
 
     @property

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from cluster.core.plan import NewSequence
 from cluster.core.sampling import SamplingParams
 from workers.layout import (
+    BUFFERS,
     LaidOut,
     NumpyLayout,
     RowFields,
@@ -27,17 +28,6 @@ from workers.sequences import SequenceTable
 
 SEQS, LONGEST, BLOCK, TOKENS = 5, 40, 4, 60
 LAYOUTS: list[Callable[[SequenceTable, StepBuffers], StepLayout]] = [NumpyLayout, NativeLayout]
-BUFFERS = (
-    "cu_seqlens_q",
-    "seqused_k",
-    "block_table",
-    "slot_mapping",
-    "positions",
-    "token_ids",
-    "logits_index",
-    "token_lanes",
-    "sampled",
-)
 UNTOUCHED = -7
 
 

@@ -5,24 +5,21 @@ from __future__ import annotations
 import ctypes
 from ctypes import POINTER, byref, c_int32, c_void_p
 
-from workers.layout import FIELDS, LaidOut, RowFields, RowMisfit, StepBuffers, TooManyTokens
+from workers.layout import (
+    BUFFERS,
+    FIELDS,
+    LaidOut,
+    RowFields,
+    RowMisfit,
+    StepBuffers,
+    TooManyTokens,
+)
 from workers.native.bindings import load_library
 from workers.sequences import SequenceTable
 
 _TOO_MANY_TOKENS = -2
 
 _OF_SEQUENCES = ("token_ids", "blocks", "lengths", "num_blocks", "ended")
-_OF_STEP = (
-    "cu_seqlens_q",
-    "seqused_k",
-    "block_table",
-    "slot_mapping",
-    "positions",
-    "token_ids",
-    "logits_index",
-    "token_lanes",
-    "sampled",
-)
 
 
 class LayoutView(ctypes.Structure):
@@ -30,7 +27,7 @@ class LayoutView(ctypes.Structure):
 
     _fields_ = [  # ctypes reads it as it is
         *((f"sequence_{name}", c_void_p) for name in _OF_SEQUENCES),
-        *((name, c_void_p) for name in _OF_STEP),
+        *((name, c_void_p) for name in BUFFERS),
         ("token_stride", c_int32),
         ("table_stride", c_int32),
         ("block_size", c_int32),
@@ -97,6 +94,6 @@ class NativeLayout:
         )
         for name in _OF_SEQUENCES:
             setattr(view, f"sequence_{name}", getattr(table, name).ctypes.data)
-        for name in _OF_STEP:
+        for name in BUFFERS:
             setattr(view, name, getattr(buffers, name).arrays[turn].ctypes.data)
         return view

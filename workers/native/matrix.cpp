@@ -31,6 +31,14 @@ inline void transpose_words(__m512i r[16]) {
   }
 }
 
+// 16 words each of `rows` rows, zeros for what is missing of 16, transposed. stride: from row to row.
+template <typename T>
+inline void load_transposed(const T* from, int64_t stride, int rows, __m512i r[16]) {
+  for (int i = 0; i < 16; ++i)
+    r[i] = i < rows ? _mm512_loadu_si512(from + i * stride) : _mm512_setzero_si512();
+  transpose_words(r);
+}
+
 #endif
 
 #if defined(__AMX_BF16__)

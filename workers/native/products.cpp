@@ -53,10 +53,7 @@ class PanelProducts {
     const __mmask16 real = (1u << p_.rows) - 1;
     for (int k = 0; k < p_.in; k += kLanes) {
       __m512i block[kLanes];
-      for (int i = 0; i < kLanes; ++i)
-        block[i] = i < p_.rows ? _mm512_loadu_si512(p_.x + int64_t(i) * p_.in + k)
-                               : _mm512_setzero_si512();
-      transpose_words(block);
+      load_transposed(p_.x + k, p_.in, p_.rows, block);
       for (int i = 0; i < kLanes; ++i)
         _mm512_mask_storeu_epi32(buffer.data() + int64_t(k + i) * p_.rows, real, block[i]);
     }
@@ -68,9 +65,7 @@ class PanelProducts {
     for (int n = 0; n < out; n += kLanes)
       for (int k = 0; k < in; k += kLanes) {
         __m512i block[kLanes];
-        for (int i = 0; i < kLanes; ++i)
-          block[i] = _mm512_loadu_si512(weight + int64_t(n + i) * in + k);
-        transpose_words(block);
+        load_transposed(weight + int64_t(n) * in + k, in, kLanes, block);
         for (int i = 0; i < kLanes; ++i)
           _mm512_storeu_si512(to + int64_t(n) * in + int64_t(k + i) * kLanes, block[i]);
       }
@@ -321,9 +316,7 @@ class AmxProducts {
     for (int n = 0; n < out; n += kHigh)
       for (int k = 0; k < in; k += kDeep) {
         __m512i tile[16];
-        for (int i = 0; i < 16; ++i)
-          tile[i] = _mm512_loadu_si512(weight + int64_t(n + i) * in + k);
-        transpose_words(tile);
+        load_transposed(weight + int64_t(n) * in + k, in, kHigh, tile);
         for (int i = 0; i < 16; ++i) _mm512_storeu_si512(to + place(in, n, k) + 32 * i, tile[i]);
       }
   }
