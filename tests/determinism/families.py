@@ -13,7 +13,7 @@ transformers = pytest.importorskip("transformers")
 SIZES = {
     "vocab_size": 131,
     "hidden_size": 64,
-    "intermediate_size": 96,
+    "intermediate_size": 128,
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,

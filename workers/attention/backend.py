@@ -11,6 +11,7 @@ import torch
 from workers.attention.meta import StepMeta
 from workers.layers.fused import FusedOps, TorchOps
 from workers.layers.rotary import RotaryAngles, rotate
+from workers.native.layers import NativeStep
 
 
 class LayerCache(NamedTuple):
@@ -135,3 +136,7 @@ class AttentionBackend(ABC):
 
         window: one of spec.windows; the query at position p sees keys (p - window, p]. 0: all.
         """
+
+    def native_step(self) -> NativeStep | None:
+        """What compiled layers need of the planned step; None where the backend is not compiled."""
+        return None

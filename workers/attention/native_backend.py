@@ -13,6 +13,7 @@ from workers.attention.meta import StepMeta
 from workers.layers.rotary import RotaryAngles
 from workers.native import bindings
 from workers.native.build import BuildError
+from workers.native.layers import NativeStep
 from workers.native.ops import NativeOps
 
 _HEAD_DIM_MULTIPLE = 16
@@ -115,6 +116,9 @@ class NativeAttention(AttentionBackend):
             cache.values.data_ptr(),
             out.data_ptr(),
         )
+
+    def native_step(self) -> NativeStep:
+        return NativeStep(self._shape, self._step, self._slots())
 
     def _slots(self) -> torch.Tensor:
         if self._meta is None:

@@ -52,7 +52,8 @@ class NativeLinear:
     not needed any more. Rows of the weight can still be looked up, so that an embedding can be the
     head and be in memory once. A row's result has the same bits whatever the other rows are.
 
-    Decode batches take about as long as reading the weight.
+    Decode batches take about as long as reading the weight. For other compiled kernels: shape is
+    (in, out), pointers are the packed weight's and the bias's, None without one.
     """
 
     def __init__(
@@ -60,11 +61,12 @@ class NativeLinear:
     ) -> None:
         """The kernels' `can_linear` has nothing against the weight's shape."""
         weight = weight.contiguous()
-        self._out, self._width = weight.shape
+        out, width = weight.shape
         self._packed = torch.empty(weight.numel(), dtype=weight.dtype)
-        kernels.pack(weight.data_ptr(), self._width, self._out, self._packed.data_ptr())
+        kernels.pack(weight.data_ptr(), width, out, self._packed.data_ptr())
         self._bias = None if bias is None else bias.contiguous()
-        self._pointers = (
+        self.shape, self.dtype = (width, out), weight.dtype
+        self.pointers = (
             self._packed.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(),
         )
@@ -73,14 +75,14 @@ class NativeLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         x = x.contiguous()
-        rows = len(x)
-        y = x.new_empty(rows, self._out)
+        rows, (width, out) = len(x), self.shape
+        y = x.new_empty(rows, out)
         self._kernel(
             x.data_ptr(),
-            *self._pointers,
+            *self.pointers,
             rows,
-            self._width,
-            self._out,
+            width,
+            out,
             torch.get_num_threads(),
             y.data_ptr(),
         )
@@ -90,11 +92,11 @@ class NativeLinear:
         """weight[ids]. ids: [n], any integer type -> [n, in]. Raises IndexError for an id that is
         not in [0, out)."""
         ids = ids.to(torch.int32).contiguous()
-        count, packed = len(ids), self._pointers[0]
-        found = self._packed.new_empty(count, self._width)
-        bad = self._rows(packed, ids.data_ptr(), count, self._width, self._out, found.data_ptr())
+        count, (width, out) = len(ids), self.shape
+        found = self._packed.new_empty(count, width)
+        bad = self._rows(self.pointers[0], ids.data_ptr(), count, width, out, found.data_ptr())
         if bad >= 0:
-            raise IndexError(f"ids must be in [0, {self._out}), got {int(ids[bad])}")
+            raise IndexError(f"ids must be in [0, {out}), got {int(ids[bad])}")
         return found
 
 

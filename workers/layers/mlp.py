@@ -32,10 +32,10 @@ class GatedMLP:
 
     def __init__(self, gate_up: Linear, down: Linear, gate: Gate = silu_gate) -> None:
         """gate_up: hidden -> [gate | up]; down: intermediate -> hidden."""
-        self._gate_up = gate_up
-        self._down = down
-        self._gate = gate
+        self.gate_up = gate_up
+        self.down = down
+        self.gate = gate
 
     def __call__(self, x: torch.Tensor, ops: FusedOps) -> torch.Tensor:
         """x: [tokens, hidden] -> [tokens, hidden]."""
-        return self._down(self._gate(ops, self._gate_up(x)))
+        return self.down(self.gate(ops, self.gate_up(x)))

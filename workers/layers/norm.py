@@ -12,16 +12,16 @@ class RMSNorm:
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
         """weight: [hidden], in the model's dtype or in fp32."""
-        self._weight = weight
-        self._eps = eps
+        self.weight = weight
+        self.eps = eps
 
     def __call__(self, x: torch.Tensor, ops: FusedOps) -> torch.Tensor:
         """x: [rows, hidden] -> the same shape and dtype."""
-        return ops.rms_norm(x, self._weight, self._eps)
+        return ops.rms_norm(x, self.weight, self.eps)
 
     def after_adding(self, x: torch.Tensor, residual: torch.Tensor, ops: FusedOps) -> torch.Tensor:
         """Add x to `residual` in place; the norm of the sum. [rows, hidden] each."""
-        return ops.add_rms_norm(x, residual, self._weight, self._eps)
+        return ops.add_rms_norm(x, residual, self.weight, self.eps)
 
 
 class HeadNorm:
@@ -29,9 +29,9 @@ class HeadNorm:
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
         """weight: [query and key heads, head_dim], in the model's dtype or in fp32."""
-        self._weight = weight
-        self._eps = eps
+        self.weight = weight
+        self.eps = eps
 
     def __call__(self, heads: torch.Tensor, ops: FusedOps) -> None:
         """heads: [T, query | key | value heads, head_dim]; the values stay as they are."""
-        ops.norm_heads(heads, self._weight, self._eps)
+        ops.norm_heads(heads, self.weight, self.eps)

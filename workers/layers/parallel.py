@@ -27,12 +27,12 @@ class SummedLinear:
     """
 
     def __init__(self, linear: Linear, collectives: Collectives) -> None:
-        self._linear = linear
+        self.linear = linear
         self._collectives = collectives
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [rows, the rank's part of the input] -> [rows, out], the same on every rank."""
-        return self._collectives.all_reduce(self._linear(x))
+        return self._collectives.all_reduce(self.linear(x))
 
 
 class VocabEmbedding:

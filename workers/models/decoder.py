@@ -4,7 +4,6 @@ the families that differ from it in what ModelConfig says."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 
@@ -17,8 +16,10 @@ from workers.layers.linear import Linear
 from workers.layers.mlp import GATES, GatedMLP
 from workers.layers.norm import HeadNorm, RMSNorm
 from workers.layers.parallel import SummedLinear, VocabEmbedding, VocabHead, lookup
-from workers.layers.rotary import Rotary, RotaryAngles
+from workers.layers.rotary import Rotary
 from workers.models.base import Batch, LoadProgress
+from workers.models.compiled import layers_of
+from workers.models.layer import DecoderLayer, LayerKind, Layers, LayerStep, Norms
 from workers.models.tensors import (
     AFTER_BLOCKS,
     BEFORE_BLOCKS,
@@ -33,105 +34,18 @@ from workers.models.weights import WeightReader
 from workers.parallel.collectives import Collectives
 
 
-class _Step(NamedTuple):
-    """What all layers of a step share. angles: by rotary embedding. logits_index: [R], the tokens
-    that logits are wanted of."""
-
-    angles: Mapping[RopeScaling, RotaryAngles]
-    attention: AttentionBackend
-    attended: torch.Tensor  # [T, the rank's heads, head_dim], scratch
-    logits_index: torch.Tensor
-
-
-class Norms(NamedTuple):
-    """A layer's norms: before attention and MLP, of what they return, of query and key heads."""
-
-    attention: RMSNorm
-    mlp: RMSNorm
-    after_attention: RMSNorm | None = None
-    after_mlp: RMSNorm | None = None
-    heads: HeadNorm | None = None
-
-
-class LayerKind(NamedTuple):
-    """What a layer sees, window 0 being everything, and how it rotates."""
-
-    window: int
-    rope: RopeScaling
-    head_dim: int
-
-
-class DecoderLayer:
-    """One decoder layer."""
-
-    def __init__(
-        self, kind: LayerKind, norms: Norms, qkv: Linear, attention_out: Linear, mlp: GatedMLP
-    ) -> None:
-        """qkv: hidden -> [query | key | value] heads."""
-        self._kind = kind
-        self._norms = norms
-        self._qkv = qkv
-        self._attention_out = attention_out
-        self._mlp = mlp
-
-    def __call__(
-        self, hidden: torch.Tensor, update: torch.Tensor | None, step: _Step, cache: LayerCache
-    ) -> torch.Tensor:
-        """Change the residual stream `hidden`, [T, hidden], in place and return the update that
-        the next norm is to add to it: adding and normalising are one pass. update: the last
-        layer's, None in the first."""
-        attended = self._attend(hidden, update, step, cache)
-        return self._feed(hidden, attended.flatten(1), step)
-
-    def last(
-        self, hidden: torch.Tensor, update: torch.Tensor | None, step: _Step, cache: LayerCache
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of the last layer all tokens' K and V are wanted, but only what logits are made of goes
-        on: the residual stream and its update, [R, hidden] each."""
-        attended = self._attend(hidden, update, step, cache)
-        hidden = hidden.index_select(0, step.logits_index)
-        return hidden, self._feed(
-            hidden, attended.flatten(1).index_select(0, step.logits_index), step
-        )
-
-    def _feed(self, hidden: torch.Tensor, attended: torch.Tensor, step: _Step) -> torch.Tensor:
-        """attended: [rows of hidden, the rank's heads * head_dim]. Returns the layer's update."""
-        ops, norms = step.attention.ops, self._norms
-        projected = self._attention_out(attended)
-        if norms.after_attention is not None:
-            projected = norms.after_attention(projected, ops)
-        fed = self._mlp(norms.mlp.after_adding(projected, hidden, ops), ops)
-        return fed if norms.after_mlp is None else norms.after_mlp(fed, ops)
-
-    def _attend(
-        self, hidden: torch.Tensor, update: torch.Tensor | None, step: _Step, cache: LayerCache
-    ) -> torch.Tensor:
-        """Add the update to the stream; [T, the rank's heads, head_dim], in the step's scratch."""
-        window, rope, head_dim = self._kind
-        ops, norm = step.attention.ops, self._norms.attention
-        x = norm(hidden, ops) if update is None else norm.after_adding(update, hidden, ops)
-        heads = self._qkv(x).view(len(x), -1, head_dim)
-        if self._norms.heads is not None:
-            self._norms.heads(heads, step.attention.ops)
-        query = step.attention.rotate_and_write(heads, step.angles[rope], cache)
-        step.attention.run(query, cache, step.attended, window)
-        return step.attended
-
-
 class Decoder:
     """The whole model, or one rank's part of it. Build it with `load`."""
 
     def __init__(
         self,
-        config: ModelConfig,
         embedding: VocabEmbedding,
-        layers: list[DecoderLayer],
+        layers: Layers,
         final_norm: RMSNorm,
         head: VocabHead,
         rotaries: Mapping[RopeScaling, Rotary],
         weight_bytes: int,
     ) -> None:
-        self._head_dim = config.head_dim
         self._embedding = embedding
         self._layers = layers
         self._final_norm = final_norm
@@ -145,17 +59,9 @@ class Decoder:
         """See Model.forward."""
         hidden = self._embedding(batch.token_ids)
         dtype = attention.angle_dtype()
-        step = _Step(
-            {rope: r.angles(batch.positions, dtype) for rope, r in self._rotaries.items()},
-            attention,
-            hidden.new_empty(len(hidden), attention.spec.num_heads, self._head_dim),
-            batch.logits_index,
-        )
-        *layers, last = self._layers
-        update = None
-        for layer, cache in zip(layers, caches, strict=False):
-            update = layer(hidden, update, step, cache)
-        hidden, update = last.last(hidden, update, step, caches[-1])
+        angles = {rope: r.angles(batch.positions, dtype) for rope, r in self._rotaries.items()}
+        step = LayerStep(angles, attention, batch.logits_index)
+        hidden, update = self._layers(hidden, step, caches)
         return self._head(self._final_norm.after_adding(update, hidden, attention.ops))
 
 
@@ -188,9 +94,8 @@ def load(
     scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
     ropes = {_rope(config, window) for window in config.windows}
     return Decoder(
-        config,
         VocabEmbedding(rows, span, scale, collectives),
-        layers,
+        layers_of(layers, collectives),
         final_norm,
         VocabHead(head, config.vocab_size, config.logits_softcap, collectives),
         {rope: Rotary(rope, config.head_dim, device) for rope in ropes},

@@ -15,8 +15,8 @@ from workers.native.levels import Level, usable_levels
 
 logger = logging.getLogger(__name__)
 
-_SUFFIX = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-DTYPES = frozenset(_SUFFIX)
+SUFFIX = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+DTYPES = frozenset(SUFFIX)
 
 
 class StepView(ctypes.Structure):
@@ -140,7 +140,7 @@ class Kernels:
     """
 
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
-        def entry(name: str, suffix: str = _SUFFIX[dtype]) -> Any:
+        def entry(name: str, suffix: str = SUFFIX[dtype]) -> Any:
             function = library[f"headway_{name}_{suffix}"]
             function.argtypes = _SIGNATURES[name]
             function.restype = None
@@ -150,7 +150,7 @@ class Kernels:
         self.attend = entry("attend")
         self.write_kv = entry("write_kv")
         self.rotate_and_write = entry("rotate_and_write")
-        weights = {w: f"{_SUFFIX[dtype]}_{_SUFFIX[w]}" for w in {dtype, torch.float32}}
+        weights = {w: f"{SUFFIX[dtype]}_{SUFFIX[w]}" for w in {dtype, torch.float32}}
         self.rms_norm = {w: entry("rms_norm", suffix) for w, suffix in weights.items()}
         self.norm_heads = {w: entry("norm_heads", suffix) for w, suffix in weights.items()}
         self.silu_mul = entry("silu_mul")
@@ -208,7 +208,7 @@ class GroupCalls:
 
         self.all_reduce = {
             dtype: entry(f"all_reduce_{suffix}", c_void_p, c_int64)
-            for dtype, suffix in _SUFFIX.items()
+            for dtype, suffix in SUFFIX.items()
         }
         self.gather = entry("gather", c_void_p, c_int64, c_int64, c_void_p)
         self.broadcast = entry("broadcast", c_void_p, c_int64)

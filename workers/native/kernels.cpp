@@ -1,6 +1,7 @@
 // The library's entry points; see bindings.py, which declares the same signatures. The one file
 // that is compiled: the others are parts of it.
 
+#include <algorithm>
 #include <cmath>
 #include <type_traits>
 #include <vector>
@@ -14,82 +15,17 @@
 #include "tiles.cpp"
 #include "products.cpp"
 #include "chunk.cpp"
+#include "attend.cpp"
 #include "elementwise.cpp"
 #include "sampling.cpp"
 #include "collective.cpp"
 #include "layout.cpp"
+#include "layers.cpp"
 // clang-format on
 
 #if defined(__AMX_BF16__)
 #include <sys/syscall.h>
 #endif
-
-namespace headway {
-
-#if defined(__AMX_BF16__)
-template <typename T>
-struct TilesFor {
-  typedef FloatTiles<T> type;
-};
-template <>
-struct TilesFor<Bf16> {
-  typedef AmxTiles type;
-};
-#else
-template <typename T>
-struct TilesFor {
-  typedef FloatTiles<T> type;
-};
-#endif
-
-// query: [tokens][heads][head_dim] with query_stride between tokens; out: the same, contiguous.
-// window: keys that a query sees at the most, 0 for all.
-template <typename T>
-void attend(const Step& step, const Shape& shape, int window, const T* query, int64_t query_stride,
-            const T* keys, const T* values, T* out) {
-  typedef typename TilesFor<T>::type Tiles;
-  const int64_t out_stride = int64_t(shape.num_heads) * shape.head_dim;
-  if (window == 0) window = kNoWindow;
-  const auto context = [&](int s) {
-    const int length = step.seqused_k[s];
-    return Context{step.block_table + int64_t(s) * step.table_stride,
-                   first_seen(length - 1, window), length};
-  };
-  const auto decode = [&](int s, const Context& next) {
-    const int64_t token = step.cu_seqlens_q[s];
-    decode_sequence(shape, context(s), next, query + token * query_stride, keys, values,
-                    out + token * out_stride);
-  };
-  in_parallel(step.num_decodes, step.threads, [&](int s) {
-    decode(s, s + 1 < step.num_decodes ? context(s + 1) : Context{});
-  });
-  const auto parts = chunk_parts(step, shape, step.num_decodes, step.num_seqs);
-  in_parallel(int(parts.size()) * shape.num_kv_heads, step.threads, [&](int task) {
-    const ChunkPart& part = parts[task / shape.num_kv_heads];
-    const int s = part.sequence, kv_head = task % shape.num_kv_heads;
-    const int64_t head = int64_t(kv_head) * shape.head_dim;
-    const int64_t token = step.cu_seqlens_q[s];
-    const int count = step.cu_seqlens_q[s + 1] - int(token);
-    if (count == 1) {
-      // A sequence gets the same bits wherever it stands in the batch.
-      if (kv_head == 0) decode(s, Context{});
-      return;
-    }
-    const ChunkCall<T> call = {shape,
-                               context(s).blocks,
-                               keys + head,
-                               values + head,
-                               query + token * query_stride + head * shape.group(),
-                               out + token * out_stride + head * shape.group(),
-                               query_stride,
-                               out_stride,
-                               step.seqused_k[s] - count,
-                               window};
-    attend_chunk<T, Tiles>(call, part);
-  });
-}
-
-}  // namespace headway
 
 using headway::Bf16;
 using headway::Shape;
@@ -186,12 +122,26 @@ HEADWAY_EXPORT int headway_lay_out(const headway::Layout* layout, const headway:
     headway::norm_heads(heads, weight, eps, tokens, count, normed, head_dim);                    \
   }
 
+// Decoder layers, see layers.cpp.
+#define HEADWAY_LAYERS(T, suffix)                                                                \
+  HEADWAY_EXPORT int64_t headway_layers_scratch_##suffix(const headway::StackView* stack,        \
+                                                         const Shape* shape) {                   \
+    return headway::LayerRun<T>::scratch_elements(*stack, *shape);                               \
+  }                                                                                              \
+  HEADWAY_EXPORT int headway_layers_##suffix(const headway::StackView* stack, const Step* step,  \
+                                             const Shape* shape, T* hidden, T* last,             \
+                                             T* update) {                                        \
+    return headway::LayerRun<T>(*stack, *step, *shape).run(hidden, last, update);                \
+  }
+
 HEADWAY_ENTRY_POINTS(float, float32)
 HEADWAY_ENTRY_POINTS(Bf16, bfloat16)
 HEADWAY_SAMPLING(float, float32)
 HEADWAY_SAMPLING(Bf16, bfloat16)
 HEADWAY_LINEAR(float, float32)
 HEADWAY_LINEAR(Bf16, bfloat16)
+HEADWAY_LAYERS(float, float32)
+HEADWAY_LAYERS(Bf16, bfloat16)
 HEADWAY_NORMS(float, float, float32_float32)
 HEADWAY_NORMS(Bf16, Bf16, bfloat16_bfloat16)
 HEADWAY_NORMS(Bf16, float, bfloat16_float32)

@@ -50,17 +50,17 @@ class SharedMemoryGroup:
         self._calls = load_group_calls()
         # Kept: the view points into it.
         self._memory = mmap.mmap(fd, self._calls.bytes(shard.size, capacity))
-        self._view = GroupView(
+        self.view = GroupView(
             memory=ctypes.addressof(ctypes.c_char.from_buffer(self._memory)),
             capacity=capacity,
             patience_us=int(patience_s * 1e6),
             rank=shard.rank,
             size=shard.size,
         )
-        self._group = ctypes.byref(self._view)
+        self._group = ctypes.byref(self.view)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        self._check(self._calls.all_reduce[x.dtype](self._group, _pointer(x), x.numel()))
+        self.check(self._calls.all_reduce[x.dtype](self._group, _pointer(x), x.numel()))
         return x
 
     def gather(self, x: torch.Tensor) -> torch.Tensor | None:
@@ -68,11 +68,11 @@ class SharedMemoryGroup:
         whole = x.new_empty(rows, width * self.shard.size) if self.shard.rank == 0 else None
         target = 0 if whole is None else whole.data_ptr()
         row_bytes = width * x.element_size()
-        self._check(self._calls.gather(self._group, _pointer(x), rows, row_bytes, target))
+        self.check(self._calls.gather(self._group, _pointer(x), rows, row_bytes, target))
         return whole
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        self._check(self._calls.broadcast(self._group, _pointer(x), x.nbytes))
+        self.check(self._calls.broadcast(self._group, _pointer(x), x.nbytes))
         return x
 
     def give_up(self) -> None:
@@ -82,14 +82,15 @@ class SharedMemoryGroup:
     def close(self) -> None:
         """Nothing to do: the memory goes with the last process that maps it."""
 
-    def _check(self, outcome: int) -> None:
+    def check(self, outcome: int) -> None:
+        """Raise GroupBroken for what a compiled collective of this group returned but 0."""
         if outcome == 0:
             return
         if outcome < 0:
             raise GroupBroken("another rank of the group has failed")
         self.give_up()
         raise GroupBroken(
-            f"rank {outcome - 1} has not answered for {self._view.patience_us / 1e6:g} s"
+            f"rank {outcome - 1} has not answered for {self.view.patience_us / 1e6:g} s"
         )
 
 

@@ -1,0 +1,96 @@
+"""All layers in one compiled call give the bits that each layer by itself gives."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+
+import pytest
+import torch
+
+from cluster.core.config import WorkerConfig
+from cluster.core.sampling import SamplingParams
+from tests.determinism.families import FAMILIES, write_family
+from tests.determinism.plan_driver import Driving, Request
+from tests.determinism.thread_ranks import Seen, drive_ranks
+from workers.attention.native_backend import NativeAttention
+from workers.models import compiled
+from workers.native.build import BuildError
+from workers.parallel import executor as group_executor
+from workers.parallel import shm
+from workers.parallel.collectives import Shard
+from workers.parallel.shm import SharedMemoryGroup
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def requests() -> list[Request]:
+    chooser = random.Random(5)
+    sampling = SamplingParams(max_tokens=8, temperature=0.0)
+    lengths = [1, 3, 16, 45, 70]
+    return [Request([chooser.randrange(131) for _ in range(n)], sampling) for n in lengths]
+
+
+def drive(folder, dtype: str, size: int) -> Seen:
+    """Chunks and decodes side by side, steps without logits, and replays."""
+    config = WorkerConfig(
+        model=str(folder),
+        device="cpu",
+        dtype=dtype,
+        attention_backend="native",
+        num_blocks=60,
+        block_size=16,
+        max_num_batched_tokens=32,
+        threads=2,
+    )
+    return drive_ranks(config, size, Driving(budget=24, batch=4, replay_every=5), requests())
+
+
+@pytest.fixture
+def shared_memory(monkeypatch):
+    """The ranks' threads exchange as processes do."""
+
+    def groups(size: int) -> list[SharedMemoryGroup]:
+        fd = shm.create_memory(size)
+        try:
+            return [SharedMemoryGroup(Shard(rank, size), fd) for rank in range(size)]
+        finally:
+            os.close(fd)
+
+    monkeypatch.setattr(group_executor, "thread_groups", groups)
+
+
+@pytest.fixture
+def calls(monkeypatch) -> Counter[str]:
+    """How many steps went which way."""
+    found: Counter[str] = Counter()
+    for kind in (compiled.CompiledLayers, compiled.EachLayer):
+        plain = kind.__call__
+
+        def counting(self, *arguments, plain=plain, name=kind.__name__):
+            found[name] += 1
+            return plain(self, *arguments)
+
+        monkeypatch.setattr(kind, "__call__", counting)
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_bits_equal_each_layer(name, dtype, size, tmp_path, monkeypatch, shared_memory, calls):
+    folder = write_family(tmp_path / "model", name, DTYPES[dtype])
+    try:
+        whole = drive(folder, dtype, size)
+    except BuildError as error:
+        pytest.skip(str(error))
+    if not calls["CompiledLayers"]:
+        pytest.skip("no kernels for this dtype at this machine's level")
+    assert not calls["EachLayer"]
+    monkeypatch.setattr(NativeAttention, "native_step", lambda self: None)
+    each = drive(folder, dtype, size)
+    assert calls["EachLayer"]
+    assert whole.tokens == each.tokens
+    for here, there in zip(whole.logits, each.logits, strict=True):
+        assert torch.equal(here, there)
