@@ -61,6 +61,27 @@ def test_scores_depend_on_distance_only():
     assert score(10, 3) == pytest.approx(score(107, 100), abs=1e-4)
 
 
+def test_angles_do_not_depend_on_the_other_positions():
+    """A replay has its tokens in steps of other shapes and must find the same bits."""
+    rotary = Rotary(RopeScaling(10000.0), 32, CPU)
+    positions = torch.randint(0, 131072, (67,), generator=torch.Generator().manual_seed(1))
+    together = rotary.angles(positions, torch.float32)
+    for count in (1, 2, 3, 16, 33):
+        for part, whole in zip(
+            rotary.angles(positions[-count:], torch.float32), together, strict=True
+        ):
+            assert torch.equal(part, whole[-count:])
+
+
+def test_angles_are_those_of_torch():
+    frequencies = inverse_frequencies(RopeScaling(10000.0), 32)
+    positions = torch.randint(0, 131072, (500,), generator=torch.Generator().manual_seed(1))
+    angle = positions.to(torch.float32)[:, None, None] * frequencies
+    cos, sin = Rotary(RopeScaling(10000.0), 32, CPU).angles(positions, torch.float32)
+    torch.testing.assert_close(cos, angle.cos(), atol=2e-7, rtol=0)
+    torch.testing.assert_close(sin, angle.sin(), atol=2e-7, rtol=0)
+
+
 @pytest.mark.parametrize("head_dim", [16, 64, 128])
 @pytest.mark.parametrize(
     "parameters",
