@@ -11,6 +11,9 @@ constexpr int kMaxRows = 512;
 // cache, instead of on its way there, when the matrix unit loads it in the next.
 constexpr int kTogether = 4;
 
+// How far, in powers of two, a row's scores may be above what is subtracted of them.
+constexpr float kSlack = 8.0f;
+
 // State of up to kMaxRows rows (or one token's, if it has more), rounded up to whole blocks.
 template <typename Tiles>
 struct ChunkState {
@@ -71,7 +74,9 @@ inline void softmax_row(const Shape& shape, const float* scores, int hidden, int
   Floats top = x[0];
   for (int v = 1; v < kTile / kLanes; ++v) top = larger(x[v], top);
   const float best = lane_max(top) * scale, before = peak;
-  if (best > before) {
+  // A peak that is a little too low does no harm, and to follow every step would mean a pass over
+  // the row's results in most of the first tiles, which the processor cannot foresee.
+  if (best > before + kSlack) {
     peak = best;
     const float keep = exp2(before - best);
     sum *= keep;
@@ -82,6 +87,18 @@ inline void softmax_row(const Shape& shape, const float* scores, int hidden, int
     sum += p;
     store(out + v * kLanes, p);
   }
+}
+
+// The tile of keys [begin, begin + kTile), as far as there are `keys`; the chunk sees none before `seen`.
+template <typename T>
+void chunk_tile(const ChunkCall<T>& call, int begin, int seen, int keys, Tile& tile) {
+  const int left = keys - begin;
+  tile.rows = left < 0 ? 0 : left < kTile ? left : kTile;
+  const int unseen = begin < seen ? seen - begin : 0;
+  if (tile.rows == 0) return;
+  tile_offsets(call.shape, call.blocks, begin + unseen, tile.rows - unseen, tile.offsets + unseen);
+  // Keys that no token sees are not read: any that is seen is packed in their place.
+  for (int j = 0; j < unseen; ++j) tile.offsets[j] = tile.offsets[unseen];
 }
 
 // Tokens [first, last) of the chunk.
@@ -97,31 +114,39 @@ void chunk_rows(const ChunkCall<T>& call, int first, int last, Tiles& tiles,
                      &state.queries[size_t(r) * stride]);
   alignas(64) float scores[kTogether * kBlock * kTile];
   alignas(64) typename Tiles::Probability probabilities[kTogether * kBlock * kTile];
-  int64_t offsets[kTile];
+  Tile both[2];
   const int keys = call.context + last, seen = first_seen(call.context + first, call.window);
   // Tiles stand where they stand without a window, however the tokens are cut into chunks.
-  for (int begin = seen / kTile * kTile; begin < keys; begin += kTile) {
-    const int here = keys - begin < kTile ? keys - begin : kTile;
-    const int unseen = begin < seen ? seen - begin : 0;
-    tile_offsets(shape, call.blocks, begin + unseen, here - unseen, offsets + unseen);
-    // Keys that no token sees are not read: any that is seen is packed in their place.
-    for (int j = 0; j < unseen; ++j) offsets[j] = offsets[unseen];
-    tiles.pack_keys(call.keys, offsets, here);
-    tiles.pack_values(call.values, offsets, here);
+  const int start = seen / kTile * kTile;
+  chunk_tile(call, start, seen, keys, both[0]);
+  for (int begin = start, turn = 0; begin < keys; begin += kTile, turn ^= 1) {
+    const Tile& tile = both[turn];
+    tiles.pack_keys(call.keys, tile.offsets, tile.rows);
+    tiles.pack_values(call.values, tile.offsets, tile.rows);
+    Tile& next = both[turn ^ 1];
+    chunk_tile(call, begin + kTile, seen, keys, next);
     // The first token that sees any key of this tile.
     const int token = begin - call.context > first ? begin - call.context : first;
     const int from = (token - first) * group / kBlock * kBlock;
     // The first token from which on the window is beyond this tile.
     const int64_t beyond = int64_t(begin) + kTile - 1 + call.window - call.context;
     const int until = beyond < last ? int(beyond - first) * group : rows;
+    RowsAhead<T> ahead(call.keys, call.values, head_dim, next, until > from ? until - from : 1);
     for (int block = from; block < until; block += kTogether * kBlock) {
       const int left = (until - block + kBlock - 1) / kBlock;
       const int blocks = left < kTogether ? left : kTogether;
       float* acc = &state.acc[size_t(block) * head_dim];
-      for (int b = 0; b < blocks; ++b)
-        tiles.scores(&state.queries[size_t(block + b * kBlock) * stride],
+      // How many keys of the tile the last row of a block sees.
+      int visible[kTogether];
+      for (int b = 0; b < blocks; ++b) {
+        const int row = block + (b + 1) * kBlock < rows ? block + (b + 1) * kBlock - 1 : rows - 1;
+        const int64_t all = int64_t(call.context) + first + row / group + 1 - begin;
+        visible[b] = all < kTile ? int(all) : kTile;
+        tiles.scores(&state.queries[size_t(block + b * kBlock) * stride], visible[b],
                      scores + b * kBlock * kTile);
+      }
       for (int r = 0; r < blocks * kBlock; ++r) {
+        ahead.visit();
         // Rows that only fill the block see what the last row sees.
         const int row = block + r < rows ? block + r : rows - 1;
         const int position = call.context + first + row / group;
@@ -130,7 +155,8 @@ void chunk_rows(const ChunkCall<T>& call, int first, int last, Tiles& tiles,
                     acc + r * head_dim, probabilities + r * kTile);
       }
       for (int b = 0; b < blocks; ++b)
-        tiles.accumulate(probabilities + b * kBlock * kTile, acc + b * kBlock * head_dim);
+        tiles.accumulate(probabilities + b * kBlock * kTile, visible[b],
+                         acc + b * kBlock * head_dim);
     }
   }
   for (int r = 0; r < rows; ++r) {

@@ -229,7 +229,7 @@ void decode_tile(const Shape& shape, const Queries<T>& queries, const T* keys, c
   const int passes = (group + kGroupBlock - 1) / kGroupBlock;
   const int wide = value_vectors(group < kGroupBlock ? group : kGroupBlock) * kLanes;
   const int visits = tile.rows * (1 + (shape.head_dim + wide - 1) / wide);
-  RowsAhead<T> ahead(shape, keys, values, coming, shape.num_kv_heads * passes * visits);
+  RowsAhead<T> ahead(keys, values, shape.row(), coming, shape.num_kv_heads * passes * visits);
   for (int kv = 0; kv < shape.num_kv_heads; ++kv) {
     const T* k = keys + int64_t(kv) * shape.head_dim;
     const T* v = values + int64_t(kv) * shape.head_dim;

@@ -82,18 +82,18 @@ inline void tile_offsets(const Shape& shape, const int32_t* blocks, int begin, i
   }
 }
 
-// Asks for the rows of the next tile, to be there when its turn comes: whole rows, all KV heads, in
-// the order in which they lie in memory. A head's own rows are too far apart for the processor to
-// guess the next one; whole rows it recognises as a stream, and reads further ahead than we could.
-// A few lines at a time: a core has some tens of requests under way, and what it asks for beyond
-// them makes the loads that are needed now wait as well.
+// Asks for the rows of the next tile, to be there when its turn comes, in the order in which they lie
+// in memory. A head's own rows are too far apart for the processor to guess the next one; whole rows,
+// all KV heads, it recognises as a stream, and reads further ahead than we could. A few lines at a
+// time: a core has some tens of requests under way, and what it asks for beyond them makes the loads
+// that are needed now wait as well.
 template <typename T>
 class RowsAhead {
  public:
-  // visits: how often visit() will be called.
-  RowsAhead(const Shape& shape, const T* keys, const T* values, const Tile& tile, int visits)
+  // row: elements of a row. visits: how often visit() will be called.
+  RowsAhead(const T* keys, const T* values, int64_t row, const Tile& tile, int visits)
       : keys_(keys), values_(values), tile_(tile), visits_(visits) {
-    row_lines_ = int((shape.row() * int64_t(sizeof(T)) + 63) / 64);
+    row_lines_ = int((row * int64_t(sizeof(T)) + 63) / 64);
     lines_ = int64_t(tile.rows) * 2 * row_lines_;
   }
 

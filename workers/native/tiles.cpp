@@ -5,6 +5,7 @@
 //   pack_keys, pack_values   lay a tile out, missing keys as zeros
 //   scores                   [kBlock][kTile] = queries . keys
 //   accumulate               [kBlock][head_dim] += probabilities . values
+// of the tile's first `seen` keys at least: the others' probabilities are 0 in all rows.
 
 namespace headway {
 
@@ -27,24 +28,36 @@ inline void multiply(const float* a, int lda, const float* b, int ldb, int depth
     for (int v = 0; v < NV; ++v) store(c + r * ldc + v * kLanes, sum[r][v]);
 }
 
-// kBlock rows and any whole number of vectors, in pieces that fit the registers.
+// kBlock rows and NV vectors, in pieces that fit the registers: sums enough to be always at work.
+template <int NV, bool kAdd>
+inline void multiply_rows(const float* a, int lda, const float* b, int ldb, int depth, float* c,
+                          int ldc) {
+#if defined(__AVX512F__)
+  constexpr int kRows = NV > 2 ? 4 : 8;
+#else
+  constexpr int kRows = NV > 1 ? 4 : 8;
+#endif
+  for (int r = 0; r < kBlock; r += kRows)
+    multiply<kRows, NV, kAdd>(a + r * lda, lda, b, ldb, depth, c + r * ldc, ldc);
+}
+
+// kBlock rows and any whole number of vectors.
 template <bool kAdd>
 inline void multiply_block(const float* a, int lda, const float* b, int ldb, int depth, float* c,
                            int ldc, int columns) {
 #if defined(__AVX512F__)
-  constexpr int kRows = 4, kWide = 4;
+  constexpr int kWide = 4;
 #else
-  constexpr int kRows = 4, kWide = 2;
+  constexpr int kWide = 2;
 #endif
   int column = 0;
   for (; column + kWide * kLanes <= columns; column += kWide * kLanes)
-    for (int r = 0; r < kBlock; r += kRows)
-      multiply<kRows, kWide, kAdd>(a + r * lda, lda, b + column, ldb, depth, c + r * ldc + column,
-                                   ldc);
-  for (; column < columns; column += kLanes)
-    for (int r = 0; r < kBlock; r += kRows)
-      multiply<kRows, 1, kAdd>(a + r * lda, lda, b + column, ldb, depth, c + r * ldc + column,
-                               ldc);
+    multiply_rows<kWide, kAdd>(a, lda, b + column, ldb, depth, c + column, ldc);
+  switch ((columns - column) / kLanes) {
+    case 1: return multiply_rows<1, kAdd>(a, lda, b + column, ldb, depth, c + column, ldc);
+    case 2: return multiply_rows<2, kAdd>(a, lda, b + column, ldb, depth, c + column, ldc);
+    case 3: return multiply_rows<3, kAdd>(a, lda, b + column, ldb, depth, c + column, ldc);
+  }
 }
 
 template <typename T>
@@ -84,12 +97,13 @@ class FloatTiles {
         store(values_ + j * head_dim_ + d, j < rows ? load(values + offsets[j] + d) : Floats{});
   }
 
-  void scores(const float* queries, float* out) const {
-    multiply_block<false>(queries, head_dim_, keys_, kTile, head_dim_, out, kTile, kTile);
+  void scores(const float* queries, int seen, float* out) const {
+    const int columns = (seen + kLanes - 1) / kLanes * kLanes;
+    multiply_block<false>(queries, head_dim_, keys_, kTile, head_dim_, out, kTile, columns);
   }
 
-  void accumulate(const float* probabilities, float* acc) const {
-    multiply_block<true>(probabilities, kTile, values_, head_dim_, kTile, acc, head_dim_,
+  void accumulate(const float* probabilities, int seen, float* acc) const {
+    multiply_block<true>(probabilities, kTile, values_, head_dim_, seen, acc, head_dim_,
                          head_dim_);
   }
 
@@ -143,7 +157,7 @@ class AmxTiles {
       }
   }
 
-  void scores(const Bf16* queries, float* out) const {
+  void scores(const Bf16* queries, int seen, float* out) const {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -151,12 +165,13 @@ class AmxTiles {
     for (int d = 0; d < padded_; d += 32) {
       const uint32_t* b = keys_ + d / 2 * kTile;
       _tile_loadd(4, queries + d, padded_ * sizeof(Bf16));
-      multiply_four(b, kTile * 4);
+      multiply_low(b, kTile * 4);
+      if (seen > kTile / 2) multiply_high(b, kTile * 4);
     }
     store_four(out, kTile * 4);
   }
 
-  void accumulate(const Bf16* probabilities, float* acc) const {
+  void accumulate(const Bf16* probabilities, int seen, float* acc) const {
     const int stride = head_dim_ * 4;
     int d = 0;
     for (; d + 64 <= head_dim_; d += 64) {
@@ -164,15 +179,16 @@ class AmxTiles {
       _tile_loadd(1, acc + d + 16, stride);
       _tile_loadd(2, acc + d + 32, stride);
       _tile_loadd(3, acc + d + 48, stride);
-      for (int j = 0; j < kTile; j += 32) {
+      for (int j = 0; j < seen; j += 32) {
         _tile_loadd(4, probabilities + j, kTile * sizeof(Bf16));
-        multiply_four(values_ + j / 2 * head_dim_ + d, stride);
+        multiply_low(values_ + j / 2 * head_dim_ + d, stride);
+        multiply_high(values_ + j / 2 * head_dim_ + d, stride);
       }
       store_four(acc + d, stride);
     }
     for (; d < head_dim_; d += 16) {
       _tile_loadd(0, acc + d, stride);
-      for (int j = 0; j < kTile; j += 32) {
+      for (int j = 0; j < seen; j += 32) {
         _tile_loadd(4, probabilities + j, kTile * sizeof(Bf16));
         _tile_loadd(5, values_ + j / 2 * head_dim_ + d, stride);
         _tile_dpbf16ps(0, 4, 5);
@@ -187,12 +203,15 @@ class AmxTiles {
     return _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)(values + offsets[j] + d)));
   }
 
-  // Tiles 0 to 3 += tile 4 . four tiles side by side at `b`.
-  static void multiply_four(const uint32_t* b, int stride) {
+  // Tiles 0 and 1, or 2 and 3, += tile 4 . the first, or last, two of four tiles side by side at `b`.
+  static void multiply_low(const uint32_t* b, int stride) {
     _tile_loadd(5, b, stride);
     _tile_loadd(6, b + 16, stride);
     _tile_dpbf16ps(0, 4, 5);
     _tile_dpbf16ps(1, 4, 6);
+  }
+
+  static void multiply_high(const uint32_t* b, int stride) {
     _tile_loadd(5, b + 32, stride);
     _tile_loadd(6, b + 48, stride);
     _tile_dpbf16ps(2, 4, 5);
