@@ -34,6 +34,14 @@ class StartupReport:
     port: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class FleetNews:
+    """What a router is told: the engines that there are, and what the other routers told."""
+
+    engines: Directory
+    routers: list[RouterSummary]
+
+
 class Coordinator:
     """State that engines and routers tell again within a second; safe to restart at any time."""
 
@@ -58,13 +66,10 @@ class Coordinator:
     def remove(self, engine_id: str, epoch: int) -> None:
         self._registry.remove(engine_id, epoch)
 
-    def follow(self, router_id: str, demand: FleetDemand) -> Directory:
+    def follow(self, router_id: str, demand: FleetDemand, own: RouterSummary) -> FleetNews:
         now = time.monotonic()
         self._demand.tell(router_id, demand, now)
-        return self._registry.directory(now)
-
-    def meet(self, own: RouterSummary) -> list[RouterSummary]:
-        return self._routers.meet(own, time.monotonic())
+        return FleetNews(self._registry.directory(now), self._routers.meet(own, now))
 
     def report(self, report: StartupReport) -> None:
         self._reports[report.source] = report
@@ -97,15 +102,10 @@ class CoordinatorClient:
     def remove(self, engine_id: str, epoch: int) -> None:
         self._call("remove", engine_id, epoch)
 
-    def follow(self, router_id: str, demand: FleetDemand) -> Directory:
-        """Tell what waits at a router; the engines that there are."""
-        directory: Directory = self._call("follow", router_id, demand)
-        return directory
-
-    def meet(self, own: RouterSummary) -> list[RouterSummary]:
-        """Tell of a router; the other ones."""
-        others: list[RouterSummary] = self._call("meet", own)
-        return others
+    def follow(self, router_id: str, demand: FleetDemand, own: RouterSummary) -> FleetNews:
+        """Tell what waits at a router, and of the router itself."""
+        news: FleetNews = self._call("follow", router_id, demand, own)
+        return news
 
     def report(self, report: StartupReport) -> None:
         """Best effort: a start must not fail because nobody can be told about it."""

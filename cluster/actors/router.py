@@ -120,10 +120,10 @@ class RouterReplica:
                         StartupReport(self._router_id, SERVING, 1.0, port=port)
                     )
                     told = True
-                directory = self._coordinator.follow(self._router_id, demand)
-                demand = self._loop.run(self._router.refresh(directory), timeout_s=10.0)
-                self._waker.look(demand, directory)
-                self._router.meet(self._coordinator.meet(self._router.told()))
+                news = self._coordinator.follow(self._router_id, demand, self._router.told())
+                demand = self._loop.run(self._router.refresh(news.engines), timeout_s=10.0)
+                self._waker.look(demand, news.engines)
+                self._router.meet(news.routers)
             except Exception:
                 logger.warning("no news of engines; going on with what is known", exc_info=True)
             self._stopping.wait(DIRECTORY_PERIOD_S)
