@@ -1,10 +1,10 @@
 """Drawing under top-k, top-p and min-p from the few most likely tokens only.
 
 The kept set of each filter is a prefix of the tokens in the canonical order (higher logit first,
-lower id first among equals), so their intersection is one as well. The search starts with the 64
-most likely tokens. Rows whose prefix does not provably end within them get a second try as wide
-as a histogram of their weights asks for, and then twice that; how wide a search was never shows
-in its result.
+lower id first among equals), so their intersection is one as well. On CPUs the compiled kernels
+select it (native/nucleus.cpp). Elsewhere the search starts with the 64 most likely tokens. Rows
+whose prefix does not provably end within them get a second try as wide as a histogram of their
+weights asks for, and then twice that; how wide a search was never shows in its result.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 
+from workers.native import bindings
 from workers.race import exponentials, token_weights
 
 FIRST_WIDTH = 64
@@ -40,14 +41,38 @@ def draw_filtered(
 ) -> torch.Tensor:
     """One id per row, [rows] int64: a race between the kept tokens (workers.race).
 
-    scores: [rows, vocab] fp32. peaks: [rows] fp32 row maxima. keys: [rows, 2] int32.
+    scores: [rows, vocab], any float type. peaks: [rows] fp32 row maxima. keys: [rows, 2] int32.
     """
+    kernels = bindings.kernels_for(scores)
+    if kernels is not None and scores.is_contiguous():
+        return _drawn_by(kernels, scores, peaks, filters, keys)
     job = _Job(scores, peaks, filters, _totals(scores, peaks, filters), keys)
     chosen, proven = _try(job, min(FIRST_WIDTH, scores.shape[1]))
     unproven = (~proven).nonzero()[:, 0]
     if len(unproven):
         chosen[unproven] = _draw_wider(job.select(unproven))
     return chosen
+
+
+def _drawn_by(
+    kernels: bindings.Kernels,
+    scores: torch.Tensor,
+    peaks: torch.Tensor,
+    filters: Filters,
+    keys: torch.Tensor,
+) -> torch.Tensor:
+    rows, vocab = scores.shape
+    ids = torch.empty(rows, dtype=torch.int32)
+    arguments = [tensor.contiguous() for tensor in (peaks, *filters, keys)]
+    kernels.draw_filtered(
+        scores.data_ptr(),
+        *(tensor.data_ptr() for tensor in arguments),
+        rows,
+        vocab,
+        ids.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return ids.to(torch.int64)
 
 
 class _Job(NamedTuple):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -123,6 +124,8 @@ def bench_steps(model: Path, dtype: str, case: StepCase, rounds: int) -> list[Co
     ways["read"] = reader(batches["native"].bytes_per_step)
     ways["greedy"] = _sampler(case.batch, info.vocab_size, dtype, temperature=0.0)
     ways["sampler"] = _sampler(case.batch, info.vocab_size, dtype, temperature=0.8)
+    filters = {"top_k": 50, "top_p": 0.9}
+    ways["filters"] = _sampler(case.batch, info.vocab_size, dtype, temperature=0.8, **filters)
     ways["host"] = HostWork(case, steps).step
     times = take_turns(ways, rounds)
     times["limit"] = [HOST_LIMIT_US] * rounds
@@ -132,6 +135,9 @@ def bench_steps(model: Path, dtype: str, case: StepCase, rounds: int) -> list[Co
         compare(name, dtype, times, ("native", "read"), 1.8),
         compare(f"greedy sampler, {case.batch} rows", dtype, times, ("greedy", "native"), 0.1),
         compare(f"sampler, {case.batch} rows", dtype, times, ("sampler", "native"), 0.1),
+        compare(
+            f"sampler with filters, {case.batch} rows", dtype, times, ("filters", "native"), 0.1
+        ),
         compare(f"host work, {case.batch} sequences", dtype, times, ("host", "limit"), 1.0),
     ]
 
@@ -183,10 +189,10 @@ class HostWork:
         self._computed += 1
 
 
-def _sampler(rows: int, vocab: int, dtype: str, temperature: float) -> Callable[[], object]:
+def _sampler(rows: int, vocab: int, dtype: str, **sampling: Any) -> Callable[[], object]:
     logits = 3 * torch.randn(rows, vocab)
     logits = logits.to(getattr(torch, dtype))
-    params = SamplingParams(max_tokens=8, temperature=temperature, seed=1)
+    params = SamplingParams(max_tokens=8, seed=1, **sampling)
     return partial(sample, logits, [Draw(params, 0)] * rows)
 
 

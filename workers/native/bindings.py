@@ -96,6 +96,8 @@ _SIGNATURES: dict[str, list[Any]] = {
         c_void_p,
         c_int32,
     ],
+    # logits, peaks, temperatures, top_k, top_p, min_p, keys, rows, vocab, ids, threads
+    "draw_filtered": [*([c_void_p] * 7), c_int32, c_int32, c_void_p, c_int32],
     # in, out
     "can_linear": [c_int32, c_int32],
     # weight, in, out, packed
@@ -157,6 +159,7 @@ class Kernels:
         self.gelu_mul = entry("gelu_mul")
         self.largest = entry("largest")
         self.race = entry("race")
+        self.draw_filtered = entry("draw_filtered")
         self.linear = entry("linear")
         self.pack = entry("pack")
         self.packed_rows = entry("packed_rows")

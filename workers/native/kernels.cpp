@@ -18,6 +18,7 @@
 #include "attend.cpp"
 #include "elementwise.cpp"
 #include "sampling.cpp"
+#include "nucleus.cpp"
 #include "collective.cpp"
 #include "layout.cpp"
 #include "layers.cpp"
@@ -84,6 +85,13 @@ HEADWAY_EXPORT int headway_lay_out(const headway::Layout* layout, const headway:
                                             int32_t rows, int32_t vocab, int32_t* ids,           \
                                             int32_t threads) {                                   \
     headway::race(logits, peaks, temperatures, keys, rows, vocab, ids, threads);                 \
+  }                                                                                              \
+  HEADWAY_EXPORT void headway_draw_filtered_##suffix(                                            \
+      const T* logits, const float* peaks, const double* temperatures, const int64_t* top_k,     \
+      const double* top_p, const double* min_p, const uint32_t* keys, int32_t rows,              \
+      int32_t vocab, int32_t* ids, int32_t threads) {                                            \
+    headway::draw_filtered(logits, peaks, {temperatures, top_k, top_p, min_p}, keys, rows,       \
+                           vocab, ids, threads);                                                 \
   }
 
 // can_linear: 1 when the others take weights of this shape. pack: weight [out][in] -> to, as many

@@ -95,6 +95,14 @@ inline Floats exponential(Floats u) {
   return taken == 0.0f ? u : rest <= 0.0f ? infinite : e;
 }
 
+// Exponentially distributed noise of tokens. low, high: halves of counter_key.
+inline Floats race_noise(Ints ids, uint32_t low, uint32_t high) {
+  const Words first = mixed((bit_cast<Words>(ids) * 0x9E3779B1u) ^ low);
+  const Words bits = mixed(first ^ high) & 0x7fffffffu;
+  const Floats noise = __builtin_convertvector(bit_cast<Ints>(bits), Floats);
+  return exponential((noise + 0.5f) * (1.0f / 2147483648.0f));
+}
+
 // The winner of each row's race. keys: [rows][2], halves of counter_key. scale: [rows], 1 / T.
 template <typename T>
 void race(const T* logits, const float* peaks, const float* temperatures, const uint32_t* keys,
@@ -106,12 +114,8 @@ void race(const T* logits, const float* peaks, const float* temperatures, const 
     const float peak = peaks[r], temperature = temperatures[r];
     for_each_vector(logits + int64_t(r) * vocab, vocab, kMinusInfinity, [&](Floats x, int at) {
       const Ints position = lane + at;
-      const Words first = mixed((bit_cast<Words>(position) * 0x9E3779B1u) ^ low);
-      const Words bits = mixed(first ^ high) & 0x7fffffffu;
-      const Floats noise = __builtin_convertvector(bit_cast<Ints>(bits), Floats);
-      const Floats u = (noise + 0.5f) * (1.0f / 2147483648.0f);
       const Floats weight = exp2((x - peak) / temperature * 1.44269504f);
-      leaders.offer(weight / exponential(u), position);
+      leaders.offer(weight / race_noise(position, low, high), position);
     });
     float unused;
     leaders.winner(unused, ids[r]);

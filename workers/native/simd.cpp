@@ -112,6 +112,19 @@ inline float lane_max(Floats v) {
 #endif
 }
 
+// Whether a comparison holds in any lane.
+inline bool any_lane(Ints v) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask((__m512i)v, (__m512i)v) != 0;
+#elif defined(__AVX2__)
+  return _mm256_movemask_ps((__m256)v) != 0;
+#else
+  bool any = false;
+  for (int i = 0; i < kLanes; ++i) any |= v[i] != 0;
+  return any;
+#endif
+}
+
 inline float lane_sum(Floats v) {
 #if defined(__AVX512F__)
   return _mm512_reduce_add_ps((__m512)v);

@@ -8,10 +8,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.core.sampling import SamplingParams, counter_key
+from workers.native import bindings
 from workers.nucleus import FIRST_WIDTH
 from workers.sampler import FAILED_TOKEN, Draw, sample
 
 INF = float("inf")
+
+
+@pytest.fixture(scope="module", params=["kernels", "torch"])
+def way(request):
+    """Both ways to draw: tests that ask for it run on each."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "torch":
+            patch.setattr(bindings, "kernels_for", lambda tensor: None)
+        yield
+
+
+both_ways = pytest.mark.usefixtures("way")
 
 
 def params(**values) -> SamplingParams:
@@ -98,6 +111,7 @@ def sampling_params(draw) -> SamplingParams:
     )
 
 
+@both_ways
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(logit_rows(), sampling_params(), st.integers(0, 1000)), min_size=1))
 def test_agrees_with_a_full_sort(cases):
@@ -107,6 +121,7 @@ def test_agrees_with_a_full_sort(cases):
         assert drawn.token_ids[0] in neighbourhood(logits, p, index)
 
 
+@both_ways
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.tuples(sampling_params(), st.integers(0, 99)), min_size=2, max_size=12),
@@ -177,6 +192,7 @@ def test_top_k_of_equals_keeps_the_lowest_ids():
     assert drawn == {0, 1, 2}
 
 
+@both_ways
 @pytest.mark.parametrize("top_p", [0.5, 0.9, 0.99])
 def test_flat_distribution_widens_past_the_first_candidates(top_p):
     """A nearly flat row needs far more than the first candidates to reach its mass."""
@@ -285,6 +301,7 @@ def test_no_rows():
     ],
     ids=str,
 )
+@both_ways
 def test_wide_rows_beside_narrow_ones_agree_with_a_full_sort(filters):
     """Rows that need hundreds to thousands of candidates, in one batch with peaked ones."""
     scales = [0.5, 1.5, 2.5, 8.0] * 2
