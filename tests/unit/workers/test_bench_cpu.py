@@ -45,7 +45,7 @@ def test_ratios_by_hand():
 def test_every_case_and_the_steps_are_measured(run, tmp_path, capsys):
     model = write_model(tmp_path / "tiny", TinyLlama(vocab=1024, max_len=64))
     results = run("--model", str(model))
-    attention, steps, collectives = 2 + 1, 5 + 1 + 1, 2
+    attention, steps, collectives = 2 + 1, 6 + 1 + 1, 2
     assert len(results) == 2 * (attention + steps + collectives)
     assert all(r["ratio"] > 0 and r["median_ratio"] > 0 for r in results)
     assert {r["dtype"] for r in results} == {"bfloat16", "float32"}
