@@ -22,6 +22,7 @@ from cluster.core.sampling import SamplingParams
 from tests.determinism.plan_driver import Driving, PlanDriver, Request
 from tests.determinism.tiny_models import TinyLlama, write_model
 from workers.executors import check_config, make_executor
+from workers.models.compiled import CompiledLayers
 from workers.parallel import crew
 from workers.parallel.collectives import GroupBroken
 from workers.parallel.executor import GroupExecutor
@@ -35,6 +36,15 @@ NOTICED_S = 5.0
 def folder(tmp_path_factory) -> Path:
     spec = TinyLlama(hidden=72, heads=9, kv_heads=3, intermediate=100, vocab=VOCAB)
     return write_model(tmp_path_factory.mktemp("tp"), spec, shards=3)
+
+
+@pytest.fixture(scope="module")
+def whole_tiles(tmp_path_factory) -> Path:
+    """Of sizes that let the compiled kernels run all layers in one call, sums included."""
+    spec = TinyLlama(
+        hidden=96, heads=9, kv_heads=3, head_dim=32, intermediate=288, vocab=VOCAB, max_len=512
+    )
+    return write_model(tmp_path_factory.mktemp("whole"), spec)
 
 
 def config(folder: Path, size: int, collectives: str = "auto", **options: Any) -> WorkerConfig:
@@ -90,6 +100,24 @@ def test_tokens_are_those_of_one_rank_also_in_chunks_and_after_replays(
         assert executor.problem() is None
     finally:
         executor.close()
+
+
+def runs_compiled(executor: Any) -> bool:
+    model = executor._shard._runner._passes._loaded.model
+    return isinstance(model._layers, CompiledLayers)
+
+
+def test_ranks_that_sum_within_one_call_agree_with_one_rank(whole_tiles):
+    one = make_executor(config(whole_tiles, 1))
+    expected = PlanDriver(one, Driving(budget=512, batch=8)).run(requests())
+    group = make_executor(config(whole_tiles, 3, "shm"))
+    try:
+        if not runs_compiled(group):
+            pytest.skip("no kernels here")
+        driving = Driving(17, 4, replay_every=5)
+        assert PlanDriver(group, driving).run(requests()) == expected
+    finally:
+        group.close()
 
 
 def test_sizes_are_told_for_all_ranks_together(folder):
@@ -201,6 +229,24 @@ def test_a_lost_rank_is_noticed_in_time_and_takes_the_others_with_it(
     finally:
         group.executor.close()
     assert not outlive([victim, other], 5), "a rank outlived its group"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_lost_within_a_compiled_call_is_noticed_in_time(whole_tiles, number):
+    group = Group(config(whole_tiles, 3, "shm"))
+    try:
+        if not runs_compiled(group.executor):
+            pytest.skip("no kernels here")
+        decode = start_decoding(group.executor)
+        victim, other = (psutil.Process(p.pid) for p in group.processes)
+        os.kill(victim.pid, number)
+        began = time.monotonic()
+        with pytest.raises(GroupBroken):
+            repeat(decode, 300)
+        assert time.monotonic() - began < NOTICED_S + 0.5
+        assert outlive([victim, other], 2.0) == []
+    finally:
+        group.executor.close()
 
 
 def test_ranks_end_when_their_engine_is_killed(folder, tmp_path):
