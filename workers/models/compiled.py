@@ -45,8 +45,7 @@ class CompiledLayers:
         self, layers: Sequence[DecoderLayer], collectives: Collectives, each: EachLayer
     ) -> None:
         """Raises _NotCompiled for layers or collectives that are of another kind."""
-        self._each = each
-        self._kept = layers  # the views point into their weights
+        self._each = each  # keeps the weights that the views point into
         self._group = _group(collectives)
         self._ropes = sorted({layer.kind.rope for layer in layers}, key=repr)
         views = [_layer_view(layer, self._ropes) for layer in layers]
