@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,12 +16,14 @@ from tests.determinism.families import FAMILIES, write_family
 from tests.determinism.plan_driver import Driving, Request
 from tests.determinism.thread_ranks import Seen, drive_ranks
 from workers.attention.native_backend import NativeAttention
+from workers.inputs import StepInputs
 from workers.models import compiled
 from workers.native.build import BuildError
 from workers.parallel import executor as group_executor
 from workers.parallel import shm
 from workers.parallel.collectives import Shard
 from workers.parallel.shm import SharedMemoryGroup
+from workers.passes import EagerPasses
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -94,3 +97,21 @@ def test_bits_equal_each_layer(name, dtype, size, tmp_path, monkeypatch, shared_
     assert whole.tokens == each.tokens
     for here, there in zip(whole.logits, each.logits, strict=True):
         assert torch.equal(here, there)
+
+
+def test_logits_may_be_wanted_more_than_once(tmp_path, monkeypatch, calls):
+    """More of them than there are tokens."""
+    folder = write_family(tmp_path / "model", "llama")
+    plain = EagerPasses.logits
+
+    def repeated(passes: EagerPasses, step: StepInputs) -> torch.Tensor | None:
+        wanted = step.batch.logits_index
+        many = step.batch._replace(logits_index=wanted.repeat(40))
+        logits, again = plain(passes, step), plain(passes, replace(step, batch=many))
+        assert torch.equal(again, logits.repeat(40, 1))
+        return logits
+
+    monkeypatch.setattr(EagerPasses, "logits", repeated)
+    drive(folder, "float32", 1)
+    if not calls["CompiledLayers"]:
+        pytest.skip("no kernels at this machine's level")

@@ -55,7 +55,7 @@ class LayerRun {
     T* at = static_cast<T*>(stack.scratch);
     const auto take = [&](int64_t width) {
       T* here = at;
-      at += width * stack.tokens;
+      at += width * rows_of(stack);
       return here;
     };
     normed_ = take(stack.width);
@@ -68,7 +68,8 @@ class LayerRun {
 
   static int64_t scratch_elements(const StackView& stack, const Shape& shape) {
     const Widths widths(stack, shape);
-    return stack.tokens * (2 * int64_t(stack.width) + 2 * widths.attended + widths.wide + widths.gated);
+    return rows_of(stack) *
+           (2 * int64_t(stack.width) + 2 * widths.attended + widths.wide + widths.gated);
   }
 
   // hidden: [tokens][width], the residual stream, changed in place -> last, update:
@@ -90,6 +91,11 @@ class LayerRun {
   }
 
  private:
+  // Logits of a token may be wanted more than once.
+  static int64_t rows_of(const StackView& stack) {
+    return std::max(stack.tokens, stack.num_logits);
+  }
+
   // Elements per token of what several layers of different widths share.
   struct Widths {
     int64_t attended, wide = 0, gated = 0;
