@@ -120,6 +120,18 @@ def test_soft_cap(case, softcap, window):
     check(case, Shape(softcap=softcap, window=window), MIXED)
 
 
+def test_scores_of_any_finite_size(case):
+    """A rounding error of the largest score is nothing beside it, but much beside 1."""
+    if case.dtype is torch.float16:
+        pytest.skip("its numbers end before")
+    backend = make_backend(case, Shape())
+    step = build_step(case, Shape(), MIXED)
+    step.query.mul_(1e11)
+    expected = dense_oracle(Shape(), MIXED, step)
+    computed = run_step(backend, step)[: len(expected)].double()
+    torch.testing.assert_close(computed, expected, atol=case.tolerance, rtol=case.tolerance)
+
+
 @pytest.mark.parametrize("window", [0, 40])
 def test_a_sequence_does_not_feel_its_neighbours(case, window):
     """The same bits alone, in company, and at another place of the batch."""

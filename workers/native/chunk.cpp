@@ -73,17 +73,17 @@ inline void softmax_row(const Shape& shape, const float* scores, int hidden, int
   }
   Floats top = x[0];
   for (int v = 1; v < kTile / kLanes; ++v) top = larger(x[v], top);
-  const float best = lane_max(top) * scale, before = peak;
+  const float best = lane_max(top), before = peak;
   // A peak that is a little too low does no harm, and to follow every step would mean a pass over
   // the row's results in most of the first tiles, which the processor cannot foresee.
-  if (best > before + kSlack) {
+  if ((best - before) * scale > kSlack) {
     peak = best;
-    const float keep = exp2(before - best);
+    const float keep = exp2((before - best) * scale);
     sum *= keep;
     for (int d = 0; d < head_dim; d += kLanes) store(acc + d, load(acc + d) * keep);
   }
   for (int v = 0; v < kTile / kLanes; ++v) {
-    const Floats p = exp2(x[v] * scale - peak);
+    const Floats p = exp2((x[v] - peak) * scale);
     sum += p;
     store(out + v * kLanes, p);
   }

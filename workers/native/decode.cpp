@@ -166,14 +166,14 @@ struct DecodeState {
 inline float softmax_tile(float* scores, int rows, float scale, float& peak, Floats& sum) {
   Floats top = load(scores);
   for (int j = kLanes; j < rows; j += kLanes) top = larger(load(scores + j), top);
-  // A negative scale would turn the order round; spec.scale is positive.
-  const float best = lane_max(top) * scale;
-  const float before = peak;
+  // A negative scale would turn the order round; spec.scale is positive. The peak is not scaled: a
+  // product rounded in one place and not in the other would differ by much where scores are huge.
+  const float best = lane_max(top), before = peak;
   peak = best > before ? best : before;
-  const float keep = peak == before ? 1.0f : exp2(before - peak);
+  const float keep = peak == before ? 1.0f : exp2((before - peak) * scale);
   Floats total = sum * keep;
   for (int j = 0; j < rows; j += kLanes) {
-    const Floats p = exp2(load(scores + j) * scale - peak);
+    const Floats p = exp2((load(scores + j) - peak) * scale);
     store(scores + j, p);
     total += p;
   }
