@@ -146,20 +146,20 @@ class LayerRun {
 
   // hidden += x if there is one; the norm of the sum into normed_.
   void norm_after_adding(const NormView& norm, const T* x, T* hidden, int rows) {
-    with_weight(norm, [&](const auto* weight) {
-      if (x)
-        rms_norm(x, hidden, weight, norm.eps, rows, stack_.width, hidden, normed_, step_.threads);
-      else
-        rms_norm(hidden, static_cast<const T*>(nullptr), weight, norm.eps, rows, stack_.width,
-                 static_cast<T*>(nullptr), normed_, step_.threads);
-    });
+    if (x)
+      normalise(norm, x, hidden, rows, normed_);
+    else
+      normalise(norm, hidden, nullptr, rows, normed_);
   }
 
   void norm_if_any(const NormView& norm, T* x, int rows) {
-    if (!norm.weight) return;
+    if (norm.weight) normalise(norm, x, nullptr, rows, x);
+  }
+
+  // out = the norm of x; with a `residual`, x is added to it first.
+  void normalise(const NormView& norm, const T* x, T* residual, int rows, T* out) {
     with_weight(norm, [&](const auto* weight) {
-      rms_norm(x, static_cast<const T*>(nullptr), weight, norm.eps, rows, stack_.width,
-               static_cast<T*>(nullptr), x, step_.threads);
+      rms_norm<T>(x, residual, weight, norm.eps, rows, stack_.width, residual, out, step_.threads);
     });
   }
 

@@ -41,12 +41,12 @@ class FilteredRow {
   // Leaves the kept tokens in `kept`, in no order.
   void keep(std::vector<Candidate>& kept) {
     const int depth = choose_depth();
-    for (;;) {
-      const bool all = depth == kDepths || widened_;
-      collect(all ? -std::numeric_limits<float>::max() : cut(depth), kept);
-      if (shorten(kept, all)) return;
-      widened_ = true;
+    if (depth < kDepths) {
+      collect(cut(depth), kept);
+      if (shorten(kept, bounded_)) return;
     }
+    collect(-std::numeric_limits<float>::max(), kept);
+    shorten(kept, true);
   }
 
  private:
@@ -125,10 +125,10 @@ class FilteredRow {
     });
   }
 
-  // Down to what is kept of the candidates. all: there are no others. False if others may be kept.
-  bool shorten(std::vector<Candidate>& kept, bool all) {
+  // Down to what is kept of the candidates. complete: none but them can be. False if others may be.
+  bool shorten(std::vector<Candidate>& kept, bool complete) {
     if (counts()) {
-      if (int64_t(kept.size()) < top_k_ && !all && !bounded_) return false;
+      if (int64_t(kept.size()) < top_k_ && !complete) return false;
       if (int64_t(kept.size()) > top_k_) {
         std::nth_element(kept.begin(), kept.begin() + top_k_, kept.end());
         kept.resize(top_k_);
@@ -139,7 +139,7 @@ class FilteredRow {
       const double threshold = top_p_ * (counts() ? mass : total_);
       if (mass >= threshold)
         kept.resize(prefix_of(kept, threshold));
-      else if (!all && !bounded_)
+      else if (!complete)
         return false;
     }
     if (min_p_ > 0.0)
@@ -186,7 +186,7 @@ class FilteredRow {
   int64_t top_k_;
   double top_p_, min_p_;
   // bounded_: what lies deeper is not likely enough, whatever the other filters say.
-  bool bounded_ = false, widened_ = false;
+  bool bounded_ = false;
   int64_t above_[kDepths];
   double mass_[kDepths], total_ = 0.0;
 };
