@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections import Counter
 from dataclasses import replace
@@ -15,14 +14,12 @@ from cluster.core.sampling import SamplingParams
 from tests.determinism.families import FAMILIES, write_family
 from tests.determinism.plan_driver import Driving, Request
 from tests.determinism.thread_ranks import Seen, drive_ranks
+from tests.unit.workers.parallel.test_collectives import shared_memory_groups
 from workers.attention.native_backend import NativeAttention
 from workers.inputs import StepInputs
 from workers.models import compiled
 from workers.native.build import BuildError
 from workers.parallel import executor as group_executor
-from workers.parallel import shm
-from workers.parallel.collectives import Shard
-from workers.parallel.shm import SharedMemoryGroup
 from workers.passes import EagerPasses
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -53,15 +50,7 @@ def drive(folder, dtype: str, size: int) -> Seen:
 @pytest.fixture
 def shared_memory(monkeypatch):
     """The ranks' threads exchange as processes do."""
-
-    def groups(size: int) -> list[SharedMemoryGroup]:
-        fd = shm.create_memory(size)
-        try:
-            return [SharedMemoryGroup(Shard(rank, size), fd) for rank in range(size)]
-        finally:
-            os.close(fd)
-
-    monkeypatch.setattr(group_executor, "thread_groups", groups)
+    monkeypatch.setattr(group_executor, "thread_groups", shared_memory_groups)
 
 
 @pytest.fixture
