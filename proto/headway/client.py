@@ -116,6 +116,9 @@ class Connection:
         options: list[tuple[str, Any]] = [
             # Answers are as long as they are; the server limits requests.
             ("grpc.max_receive_message_length", -1),
+            # gRPC would share one connection between all clients of a process that go to the same
+            # address. Where routers share it, all of them would be served by one, and die with it.
+            ("grpc.use_local_subchannel_pool", 1),
             # A server that vanished without a word (power, cable) is noticed within 8 s, also
             # before the first token: a resumable stream then goes on elsewhere. Not sooner: a ping
             # may wait behind a prompt that is being sent over a slow line.
@@ -136,7 +139,8 @@ class Connection:
 
 
 class Client:
-    """Blocking client; one per process is enough, all methods may be called from any thread.
+    """Blocking client; one per process is enough, all methods may be called from any thread. Each
+    has a connection of its own, which routers on one address are dealt.
 
     connection: an address ("host:port") or a Connection.
     """

@@ -69,6 +69,16 @@ class App:
         self.remember_family()
         return [p for p in self.family.values() if _title(p).startswith(title)]
 
+    def until_replaced(self, victim: psutil.Process, title: str, within_s: float = 60.0) -> None:
+        """Wait until this process is gone and another of its title is there."""
+        _, alive = psutil.wait_procs([victim], timeout=within_s)
+        assert not alive, f"{victim} is still there"
+        deadline = time.monotonic() + within_s
+        known = set(self.family.values())
+        while all(p in known for p in self.processes(title)):
+            assert time.monotonic() < deadline, f"no {title} came for {victim}"
+            time.sleep(0.2)
+
     def stop(self, number: int = signal.SIGINT) -> int:
         """Signal the whole foreground group, as a terminal's Ctrl-C does; returns the exit code."""
         self.remember_family()

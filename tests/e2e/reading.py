@@ -18,7 +18,7 @@ WINDOW_S = 60.0
 
 def sampling(number: int) -> Sampling:
     return Sampling(
-        max_tokens=150 + (number * 97) % 400,
+        max_tokens=500 + (number * 97) % 400,
         temperature=float(number % 2),
         seed=number,
         ignore_eos=True,
@@ -38,11 +38,20 @@ class Read:
     longest_gap_s: float = 0.0
     failure: str = ""
     engines: list[str] = field(default_factory=list)
+    replays: int = 0
 
 
 async def read(target: str, number: int, window_s: float = WINDOW_S) -> Read:
-    """On a channel of its own: where routers share an address, the kernel deals connections out."""
-    seen, before = Read(number), time.monotonic()
+    """One stream to its end."""
+    seen = Read(number)
+    await follow(target, seen, window_s)
+    return seen
+
+
+async def follow(target: str, seen: Read, window_s: float = WINDOW_S) -> None:
+    """Write down in `seen` what comes, as it comes. On a channel of its own: where routers share an
+    address, the kernel deals connections out."""
+    number, before = seen.number, time.monotonic()
     delivery = Delivery(resume_window_s=window_s)
     try:
         async with AsyncClient(target) as client:
@@ -57,11 +66,42 @@ async def read(target: str, number: int, window_s: float = WINDOW_S) -> Read:
                     before = now
                 elif isinstance(event, Finished):
                     seen.engines = list(event.engine_ids)
+                    seen.replays = event.replays
                     if event.completion_tokens != len(seen.ids):
                         seen.failure = f"{len(seen.ids)} tokens, told {event.completion_tokens}"
     except HeadwayRpcError as error:
         seen.failure = f"{type(error).__name__}: {error}"
-    return seen
+
+
+class UnderWay:
+    """Requests 0, 1, ... read at once, all of them in mid-stream: what is broken now, breaks them.
+
+    A pause of fixed length would not do. How long a stream takes is the machine's affair, and a
+    fault that comes after the last token is survived by anything.
+    """
+
+    def __init__(self, target: str, count: int, window_s: float = WINDOW_S) -> None:
+        self._seen = [Read(number % KINDS) for number in range(count)]
+        self._tasks = [asyncio.create_task(follow(target, seen, window_s)) for seen in self._seen]
+
+    async def begun(self) -> None:
+        """Every stream has tokens, and none has all of them."""
+        while not all(seen.ids for seen in self._seen):
+            assert not self.over(), "a stream ended before all had begun: ask for more tokens"
+            await asyncio.sleep(0.005)
+        assert not self.over(), "a stream ended before all had begun: ask for more tokens"
+
+    def over(self) -> list[int]:
+        """Requests whose streams have ended."""
+        pairs = zip(self._seen, self._tasks, strict=True)
+        return [seen.number for seen, task in pairs if task.done()]
+
+    async def ended(self, expected: Sequence[Read]) -> list[Read]:
+        """All of them, once each has ended with the ids that request has in `expected`."""
+        await asyncio.gather(*self._tasks)
+        assert [seen.failure for seen in self._seen if seen.failure] == []
+        assert [seen.ids for seen in self._seen] == [expected[s.number].ids for s in self._seen]
+        return self._seen
 
 
 async def keep_reading(
@@ -84,5 +124,18 @@ async def keep_reading(
 
 
 async def reference(target: str) -> list[Read]:
-    """Every request alone."""
+    """Every request alone, without a fault."""
     return [await read(target, number) for number in range(KINDS)]
+
+
+async def engine_ids(client: AsyncClient) -> set[str]:
+    return {engine.engine_id for engine in (await client.status()).engines}
+
+
+async def until_replaced(client: AsyncClient, before: set[str], within_s: float = 60.0) -> None:
+    """Wait until one of these engines is gone and another is there in its place. Their number alone
+    would not do: one that is dead counts until somebody has noticed."""
+    deadline = time.monotonic() + within_s
+    while len(there := await engine_ids(client)) != len(before) or len(there - before) != 1:
+        assert time.monotonic() < deadline, f"of {sorted(before)} no one was replaced"
+        await asyncio.sleep(0.2)

@@ -5,19 +5,20 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from headway.client import AsyncClient, Delivery, Delta, Finished
 from tests.e2e.app import App, headway
-from tests.e2e.test_two_engines import generate, prompt, sampling
+from tests.e2e.reading import UnderWay, engine_ids, prompt, reference, sampling
 from tests.e2e.tiny_folder import write_tiny_folder
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
 
+ROUTER, COORDINATOR = "ray::ServeReplica:headway:Router", "ray::Coordinator"
 STREAMS = 16
 CALLS = 6
 """With several outputs each."""
@@ -25,11 +26,11 @@ CALLS = 6
 
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
-    folder: Path = write_tiny_folder(tmp_path_factory.mktemp("model") / "tiny")
+    folder: Path = write_tiny_folder(tmp_path_factory.mktemp("model") / "tiny", max_len=1024)
     command = headway(
         *("serve", "--model", str(folder), "--address", "{address}"),
         *("--engines", "2", "--routers", "2"),
-        *("--num-blocks", "120", "--dtype", "float32", "--max-num-batched-tokens", "64"),
+        *("--num-blocks", "600", "--dtype", "float32", "--max-num-batched-tokens", "64"),
     )
     app = App(command).start()
     yield app
@@ -37,22 +38,8 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
     assert app.survivors() == []
 
 
-async def resumable(address: str, number: int) -> list[int]:
-    """On a channel of its own: the kernel deals connections out to the routers."""
-    ids: list[int] = []
-    async with AsyncClient(address) as client:
-        delivery = Delivery(resume_window_s=60.0)
-        async for event in client.generate(prompt(number), sampling(number), delivery=delivery):
-            if isinstance(event, Delta):
-                assert event.first_index == len(ids)
-                ids += event.token_ids
-            elif isinstance(event, Finished):
-                assert event.completion_tokens == len(ids)
-    return ids
-
-
 async def choices(address: str, number: int) -> list[list[int]]:
-    """The same with three outputs of one call."""
+    """Three outputs of one call, on a channel of its own."""
     ids: list[list[int]] = [[], [], []]
     asked = dataclasses.replace(sampling(number), temperature=1.0, n=3)
     async with AsyncClient(address) as client:
@@ -66,73 +53,78 @@ async def choices(address: str, number: int) -> list[list[int]]:
     return ids
 
 
-async def solo(app: App) -> list[list[int]]:
-    async with AsyncClient(app.address) as client:
-        return [await generate(client, n) for n in range(STREAMS)]
+def connections(router: psutil.Process, app: App) -> int:
+    """Of clients, to the address that the routers share."""
+    port = int(app.address.rpartition(":")[2])
+    return sum(
+        c.laddr.port == port and c.status == psutil.CONN_ESTABLISHED
+        for c in router.net_connections("tcp")
+    )
 
 
 def test_a_killed_router_costs_its_streams_a_gap_and_no_token(app: App) -> None:
     async def scenario() -> None:
-        expected = await solo(app)
+        expected = await reference(app.address)
         several = [await choices(app.address, n) for n in range(CALLS)]
-        routers = app.replicas("Router")
+        routers = app.processes(ROUTER)
         assert len(routers) == 2
-        streams = [asyncio.create_task(resumable(app.address, n)) for n in range(STREAMS)]
+        streams = UnderWay(app.address, STREAMS)
         calls = [asyncio.create_task(choices(app.address, n)) for n in range(CALLS)]
-        await asyncio.sleep(0.3)
-        routers[0].kill()
-        assert list(await asyncio.gather(*streams)) == expected
+        await streams.begun()
+        # Each of the streams has a connection, and the kernel deals them out.
+        victim = max(routers, key=lambda router: connections(router, app))
+        assert connections(victim, app) >= STREAMS // 2
+        assert not any(call.done() for call in calls)
+        victim.kill()
+        await streams.ended(expected)
         assert list(await asyncio.gather(*calls)) == several
-        deadline = time.monotonic() + 60.0
-        while len([p for p in app.replicas("Router") if p.is_running()]) < 2:
-            assert time.monotonic() < deadline, "Serve did not replace the router"
-            await asyncio.sleep(0.3)
-        assert await solo(app) == expected
+        app.until_replaced(victim, ROUTER)
+        await UnderWay(app.address, STREAMS).ended(expected)
 
     asyncio.run(scenario())
 
 
 def test_a_drained_engine_finishes_and_gets_nothing_new(app: App) -> None:
     async def scenario() -> None:
-        expected = await solo(app)
+        expected = await reference(app.address)
         async with AsyncClient(app.address) as client:
+
+            async def steps() -> dict[str, int]:
+                return {e.engine_id: e.step for e in (await client.status()).engines}
+
             victim = (await client.status()).engines[0].engine_id
-            streams = [asyncio.create_task(resumable(app.address, n)) for n in range(STREAMS)]
-            await asyncio.sleep(0.1)
-            await client.drain(victim)
-            assert list(await asyncio.gather(*streams)) == expected
+            streams = UnderWay(app.address, STREAMS)
+            await streams.begun()
+            assert await client.drain(victim) > 0, "it had no stream to finish"
+            done = await streams.ended(expected)
+            assert any(victim in seen.engines for seen in done)
+            assert not any(seen.replays for seen in done), "drained, not emptied"
             while await client.drain(victim):
                 await asyncio.sleep(0.05)
-            before = {e.engine_id: e.step for e in (await client.status()).engines}
-            assert await solo(app) == expected
-            after = {e.engine_id: e.step for e in (await client.status()).engines}
+            before = await steps()
+            await UnderWay(app.address, STREAMS).ended(expected)
+            after = await steps()
             assert after[victim] == before[victim]
             await client.drain(victim, undo=True)
             await asyncio.sleep(0.5)
-            together = [asyncio.create_task(resumable(app.address, n)) for n in range(STREAMS)]
-            assert list(await asyncio.gather(*together)) == expected
-            again = {e.engine_id: e.step for e in (await client.status()).engines}
-            assert again[victim] > after[victim]
+            again = await UnderWay(app.address, STREAMS).ended(expected)
+            assert any(victim in seen.engines for seen in again)
 
     asyncio.run(scenario())
 
 
 def test_without_the_coordinator_streams_go_on_and_it_comes_back(app: App) -> None:
     async def scenario() -> None:
-        expected = await solo(app)
-        coordinators = app.processes("ray::Coordinator")
-        assert len(coordinators) == 1
-        streams = [asyncio.create_task(resumable(app.address, n)) for n in range(STREAMS)]
-        await asyncio.sleep(0.1)
-        coordinators[0].kill()
-        assert list(await asyncio.gather(*streams)) == expected
-        deadline = time.monotonic() + 30.0
-        while all(p.pid == coordinators[0].pid for p in app.processes("ray::Coordinator")):
-            assert time.monotonic() < deadline, "nobody started a coordinator again"
-            await asyncio.sleep(0.3)
+        expected = await reference(app.address)
+        (coordinator,) = app.processes(COORDINATOR)
+        streams = UnderWay(app.address, STREAMS)
+        await streams.begun()
+        coordinator.kill()
+        await streams.ended(expected)
+        app.until_replaced(coordinator, COORDINATOR, within_s=30.0)
         async with AsyncClient(app.address) as client:
             await asyncio.sleep(2.0)
-            assert len((await client.status()).engines) == 2
-        assert await solo(app) == expected
+            assert len(await engine_ids(client)) == 2
+        await UnderWay(app.address, STREAMS).ended(expected)
 
     asyncio.run(scenario())

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import grpc
+import psutil
 import pytest
 
 from cluster.core.errors import Overloaded, SequenceFailed
@@ -276,3 +277,32 @@ async def test_a_call_that_a_server_ends_because_it_stops_may_be_sent_again(
         with pytest.raises(RetryableError):
             await reader
         assert len(seen) < 200
+
+
+def connections_to(address: str) -> int:
+    """Of this process."""
+    port = int(address.rpartition(":")[2])
+    return sum(
+        bool(c.raddr) and c.raddr.port == port and c.status == psutil.CONN_ESTABLISHED
+        for c in psutil.Process().net_connections("tcp")
+    )
+
+
+def test_every_client_of_a_process_has_a_connection_of_its_own(tokenizer: Tokenizer) -> None:
+    """Or routers that share an address would not share the work of such a process."""
+    with live_gateway(tokenizer, Script(tokenizer.encode("a"))) as wire:
+        before = connections_to(wire.address)
+        with Client(wire.address) as one, Client(wire.address) as other:
+            for client in (one, other):
+                client.wait_ready(timeout_s=5)
+            assert connections_to(wire.address) == before + 2
+
+    async def scenario() -> None:
+        async with gateway(tokenizer, Script(tokenizer.encode("a"))) as wire:
+            before = connections_to(wire.address)
+            async with AsyncClient(wire.address) as one, AsyncClient(wire.address) as other:
+                for client in (one, other):
+                    await client.wait_ready(5)
+                assert connections_to(wire.address) == before + 2
+
+    asyncio.run(scenario())
