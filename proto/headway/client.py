@@ -129,8 +129,9 @@ class Connection:
             ("grpc.http2.max_pings_without_data", 0),
             # Try again soon after a restart; the default waits up to two minutes.
             ("grpc.initial_reconnect_backoff_ms", 200),
-            # A router that hangs takes the connection and says nothing: the next one is tried.
-            ("grpc.min_reconnect_backoff_ms", 1_000),
+            # A router that hangs takes the connection and says nothing: the next one is tried. Not
+            # sooner: a process that is busy with other streams may take two seconds to connect.
+            ("grpc.min_reconnect_backoff_ms", 3_000),
             ("grpc.max_reconnect_backoff_ms", 2_000),
         ]
         if self.tls_name is not None:

@@ -31,7 +31,7 @@ def app(folder: Path) -> Iterator[App]:
     command = headway(
         *("serve", "--model", str(folder), "--address", "{address}"),
         *("--engines", "2", "--tensor-parallel-size", "2"),
-        *("--num-blocks", "600", "--dtype", "float32", "--max-num-batched-tokens", "64"),
+        *("--num-blocks", "1500", "--dtype", "float32", "--max-num-batched-tokens", "64"),
     )
     app = App(command).start()
     yield app
@@ -49,7 +49,7 @@ def test_a_killed_rank_costs_its_streams_a_gap_and_no_token(app: App):
         async with AsyncClient(app.address) as client:
             engines = await engine_ids(client)
             assert len(ranks(app)) == 2, "one rank per engine beside its leader"
-            streams = UnderWay(app.address, STREAMS, window_s=0)
+            streams = UnderWay(app.address, STREAMS)
             await streams.begun()
             victim = ranks(app)[0]
             victim.kill()

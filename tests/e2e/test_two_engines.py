@@ -26,7 +26,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
     folder: Path = write_tiny_folder(tmp_path_factory.mktemp("model") / "tiny", max_len=2048)
     command = headway(
         *("serve", "--model", str(folder), "--address", "{address}", "--engines", "2"),
-        *("--num-blocks", "600", "--dtype", "float32", "--max-num-batched-tokens", "64"),
+        *("--num-blocks", "1500", "--dtype", "float32", "--max-num-batched-tokens", "64"),
     )
     app = App(command).start()
     yield app
@@ -113,7 +113,7 @@ def test_streams_survive_the_death_of_an_engine(app: App):
         async with AsyncClient(app.address) as client:
             engines = await reading.engine_ids(client)
             victim = app.replicas("Engine")[0]
-            streams = reading.UnderWay(app.address, 24, window_s=0)
+            streams = reading.UnderWay(app.address, 24)
             await streams.begun()
             victim.kill()
             assert any(seen.replays for seen in await streams.ended(expected))

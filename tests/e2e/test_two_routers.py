@@ -30,7 +30,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
     command = headway(
         *("serve", "--model", str(folder), "--address", "{address}"),
         *("--engines", "2", "--routers", "2"),
-        *("--num-blocks", "600", "--dtype", "float32", "--max-num-batched-tokens", "64"),
+        *("--num-blocks", "1500", "--dtype", "float32", "--max-num-batched-tokens", "64"),
     )
     app = App(command).start()
     yield app
