@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import os
 import time
 from dataclasses import asdict
@@ -23,10 +25,13 @@ from loadtests.scenario import PlannedRequest
 from loadtests.targets.base import Sink, TargetSpec, Units
 
 PREPARE_TIMEOUT_S = 60.0
+CONNECTIONS_PER_ROUTER = 4
+"""Where there are several routers. Which of them gets a connection is the kernel's draw."""
 
 
 class HeadwayTarget:
-    """One channel. Prompts go out as token ids, so their lengths are exact."""
+    """One connection; before several routers some, which take turns, as the clients that stand
+    behind a load would have theirs. Prompts go out as token ids, so their lengths are exact."""
 
     def __init__(self, spec: TargetSpec) -> None:
         self._spec = spec
@@ -39,22 +44,43 @@ class HeadwayTarget:
         self._max_len = 0
 
     async def open(self, seed: int) -> None:
+        first = self._connect()
+        self._channels = [first]
+        inference = inference_pb2_grpc.InferenceStub(first)  # type: ignore[no-untyped-call]
+        self._admin = admin_pb2_grpc.AdminStub(first)  # type: ignore[no-untyped-call]
+        try:
+            model = await self._call(inference.GetModel, inference_pb2.GetModelRequest())
+            text = inference_pb2.TokenizeRequest(text=corpus_text())
+            pool = list((await self._call(inference.Tokenize, text)).token_ids)
+            status = await self._call(self._admin.GetStatus, admin_pb2.GetStatusRequest())
+        except grpc.RpcError as error:
+            raise HeadwayError(f"{self._spec.address}: {from_rpc_error(error)}") from error
+        if status.peers:
+            connections = CONNECTIONS_PER_ROUTER * (1 + len(status.peers))
+            self._channels += [self._connect() for _ in range(connections - 1)]
+            await self._all_ready()
+        stubs = [inference_pb2_grpc.InferenceStub(channel) for channel in self._channels]  # type: ignore[no-untyped-call]
+        self._turns = itertools.cycle(stubs)
+        self._max_len = model.model.max_model_len
+        self._prompts = PromptMaker(pool, seed)
+
+    async def _all_ready(self) -> None:
+        """Connecting is no part of a request's time to its first token."""
+        ready = asyncio.gather(*(channel.channel_ready() for channel in self._channels))
+        try:
+            await asyncio.wait_for(ready, PREPARE_TIMEOUT_S)
+        except TimeoutError as error:
+            raise HeadwayError(
+                f"{self._spec.address}: not all of {len(self._channels)} connections were up "
+                f"within {PREPARE_TIMEOUT_S:g} s; does one of the routers hang?"
+            ) from error
+
+    def _connect(self) -> grpc.aio.Channel:
         credentials = self._connection.credentials()
         address, options = self._spec.address, self._connection.options()
         if credentials is None:
-            self._channel = grpc.aio.insecure_channel(address, options)
-        else:
-            self._channel = grpc.aio.secure_channel(address, credentials, options)
-        self._inference = inference_pb2_grpc.InferenceStub(self._channel)  # type: ignore[no-untyped-call]
-        self._admin = admin_pb2_grpc.AdminStub(self._channel)  # type: ignore[no-untyped-call]
-        try:
-            model = await self._call(self._inference.GetModel, inference_pb2.GetModelRequest())
-            text = inference_pb2.TokenizeRequest(text=corpus_text())
-            pool = list((await self._call(self._inference.Tokenize, text)).token_ids)
-        except grpc.RpcError as error:
-            raise HeadwayError(f"{address}: {from_rpc_error(error)}") from error
-        self._max_len = model.model.max_model_len
-        self._prompts = PromptMaker(pool, seed)
+            return grpc.aio.insecure_channel(address, options)
+        return grpc.aio.secure_channel(address, credentials, options)
 
     def new_units(self, request: PlannedRequest) -> Units:
         return self._prompts.make(request)
@@ -73,9 +99,8 @@ class HeadwayTarget:
             session=f"session-{request.session}" if request.session >= 0 else "",
         )
         message = generate_request(prompt[-room:], sampling, self._spec.model, delivery)
-        call = self._inference.Generate(
-            message, timeout=self._spec.timeout_s, metadata=self._metadata
-        )
+        inference = next(self._turns)
+        call = inference.Generate(message, timeout=self._spec.timeout_s, metadata=self._metadata)
         clock = time.perf_counter
         try:
             async for event in call:
@@ -104,7 +129,7 @@ class HeadwayTarget:
         return [asdict(engine) for engine in status_of(answer).engines]
 
     async def close(self) -> None:
-        await self._channel.close(None)
+        await asyncio.gather(*(channel.close(None) for channel in self._channels))
 
     async def _call(self, method: Any, message: Any) -> Any:
         return await method(message, timeout=PREPARE_TIMEOUT_S, metadata=self._metadata)

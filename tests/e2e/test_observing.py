@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import subprocess
@@ -14,8 +15,11 @@ import pytest
 
 from cluster.commands.metrics import discovered
 from headway.client import Client, Delta, Sampling
+from loadtests.targets.base import TargetSpec
+from loadtests.targets.headway import CONNECTIONS_PER_ROUTER, HeadwayTarget
 from tests.e2e.app import App, free_port, headway
 from tests.e2e.tiny_folder import write_tiny_folder
+from tests.tcp import connections_to
 from tests.unit.metrics.scrape import Samples, fetch, samples
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
@@ -88,6 +92,21 @@ def test_one_known_port_leads_to_all(app: App, port: int, outputs: list[list[int
     assert total(engines, "headway_engine_emitted_tokens_total") == tokens
     assert all(scrape["headway_router_engines", "taking"] == 2 for scrape in routers)
     assert all(scrape["headway_engine_routers",] == 2 for scrape in engines)
+
+
+def test_a_load_reaches_both_routers(app: App, port: int) -> None:
+    """One connection would end at one of them."""
+    targets(port)
+
+    async def scenario() -> int:
+        target = HeadwayTarget(TargetSpec("headway", app.address))
+        await target.open(seed=0)
+        try:
+            return connections_to(app.address)
+        finally:
+            await target.close()
+
+    assert asyncio.run(scenario()) == 2 * CONNECTIONS_PER_ROUTER
 
 
 def test_top_and_the_front_door_know_both_routers(app: App, port: int, outputs: Any) -> None:

@@ -8,13 +8,13 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from headway.client import AsyncClient, Delivery, Delta, Finished
 from tests.e2e.app import App, headway
 from tests.e2e.reading import UnderWay, engine_ids, prompt, reference, sampling
 from tests.e2e.tiny_folder import write_tiny_folder
+from tests.tcp import connections_at
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
 
@@ -53,15 +53,6 @@ async def choices(address: str, number: int) -> list[list[int]]:
     return ids
 
 
-def connections(router: psutil.Process, app: App) -> int:
-    """Of clients, to the address that the routers share."""
-    port = int(app.address.rpartition(":")[2])
-    return sum(
-        c.laddr.port == port and c.status == psutil.CONN_ESTABLISHED
-        for c in router.net_connections("tcp")
-    )
-
-
 def test_a_killed_router_costs_its_streams_a_gap_and_no_token(app: App) -> None:
     async def scenario() -> None:
         expected = await reference(app.address)
@@ -72,8 +63,8 @@ def test_a_killed_router_costs_its_streams_a_gap_and_no_token(app: App) -> None:
         calls = [asyncio.create_task(choices(app.address, n)) for n in range(CALLS)]
         await streams.begun()
         # Each of the streams has a connection, and the kernel deals them out.
-        victim = max(routers, key=lambda router: connections(router, app))
-        assert connections(victim, app) >= STREAMS // 2
+        victim = max(routers, key=lambda router: connections_at(app.address, router))
+        assert connections_at(app.address, victim) >= STREAMS // 2
         assert not any(call.done() for call in calls)
         victim.kill()
         await streams.ended(expected)

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import grpc
-import psutil
 import pytest
 
 from cluster.core.errors import Overloaded, SequenceFailed
@@ -34,6 +33,7 @@ from headway.client import (
     ServerError,
 )
 from headway.types import MAX_TIMEOUT_S
+from tests.tcp import connections_to
 from tests.wire.live import live_gateway
 from tests.wire.wire_support import Script, eventually, gateway, in_loop, loopback
 
@@ -277,15 +277,6 @@ async def test_a_call_that_a_server_ends_because_it_stops_may_be_sent_again(
         with pytest.raises(RetryableError):
             await reader
         assert len(seen) < 200
-
-
-def connections_to(address: str) -> int:
-    """Of this process."""
-    port = int(address.rpartition(":")[2])
-    return sum(
-        bool(c.raddr) and c.raddr.port == port and c.status == psutil.CONN_ESTABLISHED
-        for c in psutil.Process().net_connections("tcp")
-    )
 
 
 def test_every_client_of_a_process_has_a_connection_of_its_own(tokenizer: Tokenizer) -> None:
