@@ -15,11 +15,13 @@ import ray
 from ray import serve
 
 from cluster.actors.coordinator import NAMESPACE, CoordinatorClient, stop_coordinator
+from cluster.rollcall import RollCall
 from cluster.rollout import Rollout, Say
 from cluster.settings import ServeSettings
 
 OBJECT_STORE_BYTES = 96 << 20
 """Tokens never go through Ray's object store; this is about the least that Ray accepts."""
+ROLL_CALL_PERIOD_S = 1.0
 
 QUIET = {
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25",
@@ -100,6 +102,8 @@ class LocalCluster:
         self.address = Rollout(self._settings, self._say, self.log_folder)()
 
     def wait(self, stop: threading.Event) -> None:
-        """Until `stop` is set."""
-        while not stop.wait(0.2):
-            pass
+        """Until `stop` is set. Meanwhile engines that go and come are told of."""
+        coordinator, roll_call = CoordinatorClient(), RollCall(self._say)
+        while not stop.wait(ROLL_CALL_PERIOD_S):
+            with contextlib.suppress(Exception):  # the coordinator may be starting again
+                roll_call(coordinator.engine_ids())

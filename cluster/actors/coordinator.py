@@ -66,6 +66,9 @@ class Coordinator:
     def remove(self, engine_id: str, epoch: int) -> None:
         self._registry.remove(engine_id, epoch)
 
+    def engine_ids(self) -> list[str]:
+        return [record.engine_id for record in self._registry.alive(time.monotonic())]
+
     def follow(self, router_id: str, demand: FleetDemand, own: RouterSummary) -> FleetNews:
         now = time.monotonic()
         self._demand.tell(router_id, demand, now)
@@ -101,6 +104,11 @@ class CoordinatorClient:
 
     def remove(self, engine_id: str, epoch: int) -> None:
         self._call("remove", engine_id, epoch)
+
+    def engine_ids(self) -> list[str]:
+        """Engines that there are, by id."""
+        found: list[str] = self._call("engine_ids")
+        return found
 
     def follow(self, router_id: str, demand: FleetDemand, own: RouterSummary) -> FleetNews:
         """Tell what waits at a router, and of the router itself."""

@@ -48,9 +48,22 @@ class App:
             start_new_session=True,
         )
         threading.Thread(target=self._read, daemon=True).start()
-        self._wait_for("ready:", START_TIMEOUT_S)
+        self.wait_for("ready:", START_TIMEOUT_S)
         self.remember_family()
         return self
+
+    def wait_for(self, needle: str, timeout_s: float) -> None:
+        """Until a line that it printed has this in it. Ends it if that never comes."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if any(needle in line for line in self.lines):
+                return
+            if self.process.poll() is not None:
+                break
+            time.sleep(0.05)
+        said = "\n".join(self.lines[-40:])
+        self._kill_rest()
+        raise AssertionError(f"no {needle!r} within {timeout_s:.0f} s; it said:\n{said}")
 
     def client(self) -> Client:
         return Client(self.address)
@@ -103,18 +116,6 @@ class App:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.lines.append(line.rstrip())
-
-    def _wait_for(self, needle: str, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            if any(needle in line for line in self.lines):
-                return
-            if self.process.poll() is not None:
-                break
-            time.sleep(0.05)
-        said = "\n".join(self.lines[-40:])
-        self._kill_rest()
-        raise AssertionError(f"no {needle!r} within {timeout_s:.0f} s; it said:\n{said}")
 
 
 def headway(*args: str) -> list[str]:

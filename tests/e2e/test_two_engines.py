@@ -120,6 +120,9 @@ def test_streams_survive_the_death_of_an_engine(app: App):
             await reading.until_replaced(client, engines)
             await reading.UnderWay(app.address, 24).ended(expected)
             await idle(client)
+            (gone,), (come,) = engines - (now := await reading.engine_ids(client)), now - engines
+        app.wait_for(f"{gone} is gone; ", 10.0)
+        app.wait_for(f"{come} is up; ", 10.0)
 
     asyncio.run(scenario())
 
