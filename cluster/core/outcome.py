@@ -70,6 +70,10 @@ class LossCause(str, Enum):
     """What it sent was not the protocol, or not in order."""
 
 
+ENGINE_LOSSES = tuple(cause for cause in LossCause if cause is not LossCause.EMPTIED)
+"""Those after which the router has the engine no more."""
+
+
 class ResumedFrom(str, Enum):
     """Where a stream was kept that a client came back to. Label of a metric."""
 

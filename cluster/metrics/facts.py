@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cluster.core.load import EngineLoad
-from cluster.core.outcome import LossCause, ResumedFrom
+from cluster.core.outcome import ENGINE_LOSSES, LossCause, ResumedFrom
 from cluster.core.scheduler import Counters
 
 
@@ -16,7 +16,7 @@ class RouterCounters:
     why it was lost. replayed_tokens: prompt and emitted ones of all streams that changed engines,
     moves by relief included: computed again."""
 
-    losses: dict[LossCause, int] = field(default_factory=lambda: dict.fromkeys(LossCause, 0))
+    losses: dict[LossCause, int] = field(default_factory=lambda: dict.fromkeys(ENGINE_LOSSES, 0))
     replays: dict[LossCause, int] = field(default_factory=lambda: dict.fromkeys(LossCause, 0))
     resumes: dict[ResumedFrom, int] = field(default_factory=lambda: dict.fromkeys(ResumedFrom, 0))
     replayed_tokens: int = 0

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from cluster.core.outcome import FinishReason, LossCause, Refusal, ResumedFrom
+from cluster.core.outcome import ENGINE_LOSSES, FinishReason, LossCause, Refusal, ResumedFrom
 from cluster.metrics import process
 from cluster.metrics.facts import RouterFacts
 from cluster.metrics.family import Family, Kind, Label, Lines
@@ -104,6 +104,7 @@ OUTPUT = Family(
     "headway_router_output_tokens_total", _C, "tokens", "Output tokens handed over to gRPC."
 )
 IN_FLIGHT = Family("headway_router_calls_in_flight", _G, "", "Calls in progress.")
+_LOSSES = (Label("cause", tuple(cause.value for cause in ENGINE_LOSSES)),)
 _CAUSES = (Label("cause", tuple(cause.value for cause in LossCause)),)
 
 
@@ -148,7 +149,7 @@ _READ = (
     ),
     _Read(
         Family(
-            "headway_router_engines_lost_total", _C, "", "Engines lost, by how it showed.", _CAUSES
+            "headway_router_engines_lost_total", _C, "", "Engines lost, by how it showed.", _LOSSES
         ),
         lambda f: tuple(f.counters.losses.values()),
     ),
