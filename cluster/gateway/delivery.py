@@ -9,8 +9,9 @@ from typing import NamedTuple
 from cluster.core.errors import FieldViolation, InvalidRequest
 from cluster.core.modelinfo import ModelInfo
 from cluster.core.request import wish_violations
-from cluster.core.sampling import SamplingParams, choice_seed
-from cluster.gateway.mapping import id_violations
+from cluster.core.sampling import MAX_CHOICES, SamplingParams, choice_seed
+from cluster.gateway.mapping import sequence_limit
+from cluster.gateway.parts import id_violations, too_many
 from cluster.router.stream import GenerationRequest
 from headway.v1 import inference_pb2
 
@@ -65,11 +66,14 @@ def delivery_of(request: inference_pb2.GenerateRequest, model: ModelInfo, n: int
 def _emitted_violations(
     request: inference_pb2.GenerateRequest, model: ModelInfo, n: int
 ) -> list[FieldViolation]:
+    if wrong := too_many("emitted", request.emitted, n, "entries, one for each choice"):
+        return wrong
     violations: list[FieldViolation] = []
     seen: set[int] = set()
     for at, entry in enumerate(request.emitted):
-        field = f"emitted[{at}]"
-        violations += id_violations(f"{field}.token_ids", entry.token_ids, model)
+        field, ids = f"emitted[{at}]", f"emitted[{at}].token_ids"
+        counted = too_many(ids, entry.token_ids, sequence_limit(model), "ids")
+        violations += counted or id_violations(ids, entry.token_ids, model)
         if entry.choice >= n:
             problem = f"must be below n, which is {n}, got {entry.choice}"
             violations.append(FieldViolation(f"{field}.choice", problem))
@@ -124,6 +128,8 @@ def _check_emitted(choice: int, emitted_ids: tuple[int, ...], params: SamplingPa
 
 def positions_of(request: inference_pb2.ResumeRequest) -> dict[int, int]:
     """Choice -> index to go on from. Raises InvalidRequest for a choice that comes twice."""
+    if wrong := too_many("positions", request.positions, MAX_CHOICES, "entries"):
+        raise InvalidRequest(wrong)
     positions: dict[int, int] = {}
     for at, entry in enumerate(request.positions):
         if entry.choice in positions:

@@ -29,15 +29,16 @@ class EncodePool:
         # a cancelled call leaves its job running.
         self._places = threading.Semaphore(limits.tokenizer_threads + limits.tokenizer_queue)
 
-    async def encode(self, prompt: Prompt) -> Sequence[int]:
-        """The prompt's ids. Raises InvalidRequest (chat template), Overloaded (queue full)."""
+    async def encode(self, prompt: Prompt, most: int) -> Sequence[int]:
+        """The prompt's ids. Raises InvalidRequest (chat template), TooManyTokens (more than `most`,
+        unless they came as ids), Overloaded (queue full)."""
         if isinstance(prompt, IdsPrompt):
             return prompt.ids
         if not self._places.acquire(blocking=False):
             raise Overloaded(
                 "too many prompts wait to be tokenised", self._retry_after_s, Refusal.TOKENIZER
             )
-        job = self._threads.submit(self._encode, prompt)
+        job = self._threads.submit(self._encode, prompt, most)
         job.add_done_callback(lambda _: self._places.release())
         return await asyncio.wrap_future(job)
 
@@ -45,9 +46,9 @@ class EncodePool:
         """Drop what is queued; a running job ends by itself."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _encode(self, prompt: Prompt) -> Sequence[int]:
+    def _encode(self, prompt: Prompt, most: int) -> Sequence[int]:
         if isinstance(prompt, ChatPrompt):
-            return self._tokenizer.encode_chat(prompt.messages)
+            return self._tokenizer.encode_chat(prompt.messages, most)
         if isinstance(prompt, IdsPrompt):
             return prompt.ids
-        return self._tokenizer.encode(prompt.text)
+        return self._tokenizer.encode(prompt.text, most=most)

@@ -16,11 +16,19 @@ from cluster.core.errors import FieldViolation, InvalidRequest, ModelError
 from cluster.core.modelinfo import ModelInfo
 from cluster.core.outcome import DrainOrder, FinishReason
 from cluster.core.plan import TokenLogprob
-from cluster.core.sampling import SamplingParams, choice_seed, choices_violation
+from cluster.core.sampling import (
+    MAX_ALLOWED_IDS,
+    MAX_BIASED_IDS,
+    MAX_STOP_TOKEN_IDS,
+    SamplingParams,
+    choice_seed,
+    choices_violation,
+)
+from cluster.gateway.parts import id_violations, too_many
 from cluster.gateway.status import UnknownModel
 from cluster.metrics.board import RouterSummary
 from cluster.router.stream import EngineStatus, GenerationRequest, StreamTiming, TokenBatch
-from cluster.text.chat import ChatMessage
+from cluster.text.chat import MAX_MESSAGES, ChatMessage
 from cluster.text.folder import GenerationDefaults
 from cluster.text.stop import MAX_STOP_CHARS, MAX_STOP_STRINGS
 from headway.v1 import admin_pb2, inference_pb2
@@ -69,6 +77,8 @@ class ModelText(NamedTuple):
 
 MAX_PROMPT_SCORES = 1 << 18
 """They come in one message."""
+MAX_TOLD_IDS = 1 << 18
+"""So do those of Tokenize."""
 
 
 class SamplingRequest(NamedTuple):
@@ -102,17 +112,24 @@ def check_defaults(defaults: GenerationDefaults, folder: Path) -> None:
         raise ModelError(f"{folder / 'generation_config.json'}: {error}") from error
 
 
-def prompt_of(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest) -> Prompt:
-    """The input as it came. Raises InvalidRequest when there is none."""
+def prompt_of(
+    request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest, model: ModelInfo
+) -> Prompt:
+    """The input as it came. Raises InvalidRequest when there is none, or one of too many parts."""
     kind = request.WhichOneof("input")
     prompt: Prompt
     if kind == "text":
         prompt = TextPrompt(request.text)
     elif kind == "chat":
         messages = request.chat.messages
+        if wrong := too_many("chat.messages", messages, MAX_MESSAGES, "messages"):
+            raise InvalidRequest(wrong)
         prompt = ChatPrompt(tuple(ChatMessage(m.role, m.content) for m in messages))
     elif isinstance(request, inference_pb2.GenerateRequest) and kind == "token_ids":
-        prompt = IdsPrompt(tuple(request.token_ids.ids))
+        ids = request.token_ids.ids
+        if len(ids) >= (limit := sequence_limit(model)):
+            raise too_long(IdsPrompt, len(ids), limit)
+        prompt = IdsPrompt(tuple(ids))
     else:
         raise InvalidRequest.single("input", "text, chat or token_ids must be set")
     if not prompt[0]:
@@ -125,8 +142,17 @@ def sampling_of(
 ) -> SamplingRequest:
     """Check every sampling field and fill in the model's defaults and a seed.
 
-    Raises InvalidRequest with all violations at once.
+    Raises InvalidRequest with all violations at once, unless a field has too many parts to be
+    looked at.
     """
+    counted = [
+        *too_many("sampling.stop", message.stop, MAX_STOP_STRINGS, "strings"),
+        *too_many("sampling.stop_token_ids", message.stop_token_ids, MAX_STOP_TOKEN_IDS, "ids"),
+        *too_many("sampling.allowed_token_ids", message.allowed_token_ids, MAX_ALLOWED_IDS, "ids"),
+        *too_many("sampling.logit_bias", message.logit_bias, MAX_BIASED_IDS, "ids"),
+    ]
+    if counted:
+        raise InvalidRequest(counted)
     defaults = text.defaults
     violations = [
         *_stop_violations(message.stop),
@@ -182,9 +208,7 @@ def fit(
         raise InvalidRequest.single(field, "has no tokens")
     _check_ids(field, prompt_ids, model)
     if length >= limit:
-        raise InvalidRequest.single(
-            field, f"has {length} tokens; prompt and output together may have {limit} at most"
-        )
+        raise too_long(type(prompt), length, limit)
     params, left = sampling.params, limit - length
     scored = length * (1 + params.prompt_logprobs) if params.prompt_logprobs is not None else 0
     if scored > MAX_PROMPT_SCORES:
@@ -204,6 +228,13 @@ def fit(
     return params
 
 
+def too_long(kind: type[Prompt], length: int, limit: int) -> InvalidRequest:
+    return InvalidRequest.single(
+        INPUT_FIELDS[kind],
+        f"has {length} tokens; prompt and output together may have {limit} at most",
+    )
+
+
 def sequence_limit(model: ModelInfo) -> int:
     """Prompt plus output tokens of one request at most: the model's limit, or the KV cache's
     when that is smaller, since such a request could never finish."""
@@ -218,24 +249,12 @@ def _first_causes(violations: list[FieldViolation]) -> list[FieldViolation]:
 
 
 def _stop_violations(stop: Sequence[str]) -> list[FieldViolation]:
-    if len(stop) > MAX_STOP_STRINGS:
-        return [
-            FieldViolation("sampling.stop", f"at most {MAX_STOP_STRINGS} strings, got {len(stop)}")
-        ]
     return [
         FieldViolation(
             f"sampling.stop[{at}]", f"must have 1 to {MAX_STOP_CHARS} characters, has {len(string)}"
         )
         for at, string in enumerate(stop)
         if not 1 <= len(string) <= MAX_STOP_CHARS
-    ]
-
-
-def id_violations(field: str, token_ids: Sequence[int], model: ModelInfo) -> list[FieldViolation]:
-    return [
-        FieldViolation(f"{field}[{at}]", f"must be below {model.vocab_size}, got {token_id}")
-        for at, token_id in enumerate(token_ids)
-        if token_id >= model.vocab_size
     ]
 
 
@@ -256,6 +275,11 @@ def _check_ids(field: str, ids: Sequence[int], model: ModelInfo) -> None:
     raise InvalidRequest.single(
         where, f"token {at}: id must be below {model.vocab_size}, got {ids[at]}"
     )
+
+
+def told_ids_limit(model: ModelInfo) -> int:
+    """Ids that Tokenize tells at most. More than any request may have, for those who count."""
+    return max(MAX_TOLD_IDS, sequence_limit(model))
 
 
 # --- out -------------------------------------------------------------------------------------

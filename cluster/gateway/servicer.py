@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import grpc.aio
 
-from cluster.core.errors import Unavailable
+from cluster.core.errors import InvalidRequest, Unavailable
 from cluster.core.modelinfo import ModelInfo
 from cluster.core.outcome import Refusal
 from cluster.gateway import mapping
@@ -21,7 +21,7 @@ from cluster.gateway.outputs import Output, Send, send_outputs
 from cluster.gateway.status import answer
 from cluster.metrics.router import RouterMeter
 from cluster.router.stream import GenerationRequest, TokenSource
-from cluster.text.tokenizer import Tokenizer
+from cluster.text.tokenizer import Tokenizer, TooManyTokens
 from headway.v1 import inference_pb2, inference_pb2_grpc
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -158,10 +158,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         """Every check that the front door can make, cheap ones first; tokenising is the expensive
         one. One request per output that is wanted. caller: see caller_of()."""
         model = self._model(request.model)
-        prompt = mapping.prompt_of(request)
+        prompt = mapping.prompt_of(request, model)
         sampling = mapping.sampling_of(request.sampling, model, self._text)
         delivery = delivery_of(request, model, sampling.n)
-        prompt_ids = await self._encoder.encode(prompt)
+        limit = mapping.sequence_limit(model)
+        try:
+            prompt_ids = await self._encoder.encode(prompt, limit - 1)
+        except TooManyTokens as error:
+            raise mapping.too_long(type(prompt), error.count, limit) from error
         accepted = GenerationRequest(
             call.request_id,
             tuple(prompt_ids),
@@ -178,8 +182,15 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def _tokenize(
         self, request: inference_pb2.TokenizeRequest
     ) -> inference_pb2.TokenizeResponse:
-        self._model(request.model)
-        token_ids = await self._encoder.encode(mapping.prompt_of(request))
+        model = self._model(request.model)
+        prompt, most = mapping.prompt_of(request, model), mapping.told_ids_limit(model)
+        try:
+            token_ids = await self._encoder.encode(prompt, most)
+        except TooManyTokens as error:
+            raise InvalidRequest.single(
+                mapping.INPUT_FIELDS[type(prompt)],
+                f"has {error.count} tokens, and {most} are told at most; send it in parts",
+            ) from error
         return inference_pb2.TokenizeResponse(token_ids=token_ids)
 
     async def _get_model(

@@ -16,6 +16,14 @@ from cluster.text.detokenize import DetokenizerFactory, IncrementalDetokenizer
 from cluster.text.folder import GenerationDefaults, TextConfig, read_text_config
 
 
+class TooManyTokens(Exception):
+    """A text has more tokens than are wanted. count: how many."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(f"{count} tokens")
+        self.count = count
+
+
 class Tokenizer:
     """Text to token ids and back. Safe to use from several threads at once.
 
@@ -68,28 +76,29 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._template is not None
 
-    def encode(self, text: str, add_special: bool = True) -> list[int]:
+    def encode(self, text: str, add_special: bool = True, most: int | None = None) -> list[int]:
         """Ids of a raw text. Control tokens spelled out in it become control tokens.
 
         add_special: also what the tokenizer puts around a text, often a begin-of-text token.
+        most: raise TooManyTokens for more, without making a list of them.
         """
-        return _ids(self._backend, text, add_special)
+        return _ids([_encoded(self._backend, text, add_special)], most)
 
     def render_chat(self, messages: Sequence[ChatMessage]) -> str:
         """The conversation and the header of the answer as text. Raises InvalidRequest."""
         return "".join(segment.text for segment in self._chat_template().render(messages))
 
-    def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+    def encode_chat(self, messages: Sequence[ChatMessage], most: int | None = None) -> list[int]:
         """Ids of the rendered conversation; control tokens come from the template only.
 
         Equal to encoding render_chat() in one piece unless a message spells out a
-        control token. Raises InvalidRequest.
+        control token. most: as in encode(). Raises InvalidRequest, TooManyTokens.
         """
-        ids: list[int] = []
+        encoded = []
         for segment in self._chat_template().render(messages):
             backend = self._plain_backend() if segment.plain else self._backend
-            ids += _ids(backend, segment.text, False)
-        return ids
+            encoded.append(_encoded(backend, segment.text, False))
+        return _ids(encoded, most)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of a whole output, special tokens left out."""
@@ -123,7 +132,18 @@ class Tokenizer:
         return tuple(sorted(ids))
 
 
-def _ids(backend: tokenizers.Tokenizer, text: str, add_special: bool) -> list[int]:
+def _encoded(backend: tokenizers.Tokenizer, text: str, add_special: bool) -> tokenizers.Encoding:
     # The batch form leaves out character offsets, which takes half the time for a long text; it
     # releases the interpreter lock meanwhile.
-    return backend.encode_batch_fast([text], add_special_tokens=add_special)[0].ids
+    return backend.encode_batch_fast([text], add_special_tokens=add_special)[0]
+
+
+def _ids(parts: Sequence[tokenizers.Encoding], most: int | None) -> list[int]:
+    # Counted first: a list of millions of ids is made with the interpreter lock held.
+    count = sum(map(len, parts))
+    if most is not None and count > most:
+        raise TooManyTokens(count)
+    ids: list[int] = []
+    for part in parts:
+        ids += part.ids
+    return ids

@@ -106,7 +106,8 @@ class InferenceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """Token ids of a text or a conversation, exactly as Generate would prefill them.
+        """Token ids of a text or a conversation, exactly as Generate would prefill them; 262,144 at most,
+        or as many as the model has room for if that is more.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

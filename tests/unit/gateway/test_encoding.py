@@ -12,8 +12,10 @@ from cluster.gateway.config import Limits
 from cluster.gateway.encoding import EncodePool
 from cluster.gateway.mapping import ChatPrompt, IdsPrompt, TextPrompt
 from cluster.text.chat import ChatMessage
-from cluster.text.tokenizer import Tokenizer
+from cluster.text.tokenizer import Tokenizer, TooManyTokens
 from tests.wire.wire_support import in_loop
+
+MOST = 1 << 20
 
 
 class SlowTokenizer(Tokenizer):
@@ -21,9 +23,9 @@ class SlowTokenizer(Tokenizer):
 
     gate: threading.Event
 
-    def encode(self, text: str, add_special: bool = True) -> list[int]:
+    def encode(self, text: str, add_special: bool = True, most: int | None = None) -> list[int]:
         assert self.gate.wait(10)
-        return super().encode(text, add_special)
+        return super().encode(text, add_special, most)
 
 
 @pytest.fixture
@@ -37,12 +39,16 @@ def slow(tokenizer: Tokenizer) -> SlowTokenizer:
 @in_loop
 async def test_kinds_of_prompts(tokenizer: Tokenizer) -> None:
     pool = EncodePool(tokenizer, Limits())
-    assert await pool.encode(TextPrompt("abc")) == tokenizer.encode("abc")
+    assert await pool.encode(TextPrompt("abc"), MOST) == tokenizer.encode("abc")
     turns = (ChatMessage("user", "hi"),)
-    assert await pool.encode(ChatPrompt(turns)) == tokenizer.encode_chat(turns)
-    assert await pool.encode(IdsPrompt((1, 2))) == (1, 2)
+    assert await pool.encode(ChatPrompt(turns), MOST) == tokenizer.encode_chat(turns)
+    assert await pool.encode(IdsPrompt((1, 2)), MOST) == (1, 2)
+    with pytest.raises(TooManyTokens, match=str(len(tokenizer.encode("abc")))):
+        await pool.encode(TextPrompt("abc"), len(tokenizer.encode("abc")) - 1)
+    with pytest.raises(TooManyTokens, match=str(len(tokenizer.encode_chat(turns)))):
+        await pool.encode(ChatPrompt(turns), len(tokenizer.encode_chat(turns)) - 1)
     with pytest.raises(InvalidRequest):
-        await pool.encode(ChatPrompt((ChatMessage("Bad Role", "hi"),)))
+        await pool.encode(ChatPrompt((ChatMessage("Bad Role", "hi"),)), MOST)
     pool.close()
 
 
@@ -50,7 +56,7 @@ async def test_kinds_of_prompts(tokenizer: Tokenizer) -> None:
 async def test_the_loop_goes_on(tokenizer: Tokenizer) -> None:
     pool = EncodePool(tokenizer, Limits(tokenizer_threads=1))
     words = "the quick brown fox jumps over the lazy dog " * 20_000
-    job = asyncio.ensure_future(pool.encode(TextPrompt(words)))
+    job = asyncio.ensure_future(pool.encode(TextPrompt(words), MOST))
     turns = 0
     while not job.done():
         await asyncio.sleep(0.001)
@@ -65,16 +71,16 @@ async def test_the_loop_goes_on(tokenizer: Tokenizer) -> None:
 async def test_a_full_queue_refuses_and_recovers(slow: SlowTokenizer) -> None:
     limits = Limits(tokenizer_threads=1, tokenizer_queue=2, retry_after_s=0.5)
     pool = EncodePool(slow, limits)
-    jobs = [asyncio.ensure_future(pool.encode(TextPrompt("a"))) for _ in range(3)]
+    jobs = [asyncio.ensure_future(pool.encode(TextPrompt("a"), MOST)) for _ in range(3)]
     await asyncio.sleep(0)
     with pytest.raises(Overloaded) as caught:
-        await pool.encode(TextPrompt("b"))
+        await pool.encode(TextPrompt("b"), MOST)
     assert caught.value.retry_after_s == 0.5
     # Ids need no thread, so they are not held up either.
-    assert await pool.encode(IdsPrompt((5,))) == (5,)
+    assert await pool.encode(IdsPrompt((5,)), MOST) == (5,)
     slow.gate.set()
     await asyncio.gather(*jobs)
-    assert await pool.encode(TextPrompt("b")) == slow.encode("b")
+    assert await pool.encode(TextPrompt("b"), MOST) == slow.encode("b")
     pool.close()
 
 
@@ -83,16 +89,16 @@ async def test_a_cancelled_call_gives_its_place_back_when_its_job_is_over(
     slow: SlowTokenizer,
 ) -> None:
     pool = EncodePool(slow, Limits(tokenizer_threads=1, tokenizer_queue=1))
-    running, queued = (asyncio.ensure_future(pool.encode(TextPrompt("a"))) for _ in range(2))
+    running, queued = (asyncio.ensure_future(pool.encode(TextPrompt("a"), MOST)) for _ in range(2))
     await asyncio.sleep(0.02)
     running.cancel()
     queued.cancel()
     await asyncio.sleep(0)
     # The queued job is gone, the running one still holds its thread.
-    replaced = asyncio.ensure_future(pool.encode(TextPrompt("c")))
+    replaced = asyncio.ensure_future(pool.encode(TextPrompt("c"), MOST))
     await asyncio.sleep(0)
     with pytest.raises(Overloaded):
-        await pool.encode(TextPrompt("d"))
+        await pool.encode(TextPrompt("d"), MOST)
     slow.gate.set()
     assert await replaced == slow.encode("c")
     pool.close()
