@@ -21,7 +21,8 @@ from cluster.gateway.outputs import Output, Send, send_outputs
 from cluster.gateway.status import answer
 from cluster.metrics.router import RouterMeter
 from cluster.router.stream import GenerationRequest, TokenSource
-from cluster.text.tokenizer import Tokenizer, TooManyTokens
+from cluster.text.tokenizer import Tokenizer
+from cluster.text.toolong import TooManyTokens
 from headway.v1 import inference_pb2, inference_pb2_grpc
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"

@@ -27,6 +27,7 @@ import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from cluster.core.errors import FieldViolation, InvalidRequest, ModelError
+from cluster.text.toolong import TooManyTokens
 
 MAX_MESSAGES = 4096
 """Messages of one conversation; templates often look back over all of them for each."""
@@ -73,11 +74,12 @@ class ChatTemplate:
         longest_first = sorted(filter(None, control_tokens), key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
-    def render(self, messages: Sequence[ChatMessage]) -> list[Segment]:
+    def render(self, messages: Sequence[ChatMessage], most: int | None = None) -> list[Segment]:
         """The conversation and the header of the answer, in order.
 
         Raises InvalidRequest when the conversation is empty, has a malformed role, or is
-        refused by the template.
+        refused by the template; TooManyTokens when its messages spell out more than `most` control
+        tokens, each of which becomes a segment.
         """
         _check(messages)
         # Marks survive what templates do to content (trim, tojson, upper); nobody can guess them.
@@ -89,6 +91,8 @@ class ChatTemplate:
             return f"\ue000{nonce}.{len(literals) - 1}\ue001"
 
         turns = [{"role": m.role, "content": self._control.sub(mark, m.content)} for m in messages]
+        if most is not None and len(literals) > most:
+            raise TooManyTokens(len(literals))
         rendered = self._render(turns)
         # The capturing group leaves the literals' numbers at the odd places.
         parts = re.split(f"\ue000{nonce}\\.(\\d+)\ue001", rendered)

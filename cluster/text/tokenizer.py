@@ -14,14 +14,7 @@ from cluster.core.modelinfo import tokenizer_digest
 from cluster.text.chat import ChatMessage, ChatTemplate
 from cluster.text.detokenize import DetokenizerFactory, IncrementalDetokenizer
 from cluster.text.folder import GenerationDefaults, TextConfig, read_text_config
-
-
-class TooManyTokens(Exception):
-    """A text has more tokens than are wanted. count: how many."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__(f"{count} tokens")
-        self.count = count
+from cluster.text.toolong import TooManyTokens
 
 
 class Tokenizer:
@@ -95,7 +88,7 @@ class Tokenizer:
         control token. most: as in encode(). Raises InvalidRequest, TooManyTokens.
         """
         encoded = []
-        for segment in self._chat_template().render(messages):
+        for segment in self._chat_template().render(messages, most):
             backend = self._plain_backend() if segment.plain else self._backend
             encoded.append(_encoded(backend, segment.text, False))
         return _ids(encoded, most)

@@ -12,7 +12,8 @@ from cluster.gateway.config import Limits
 from cluster.gateway.encoding import EncodePool
 from cluster.gateway.mapping import ChatPrompt, IdsPrompt, TextPrompt
 from cluster.text.chat import ChatMessage
-from cluster.text.tokenizer import Tokenizer, TooManyTokens
+from cluster.text.tokenizer import Tokenizer
+from cluster.text.toolong import TooManyTokens
 from tests.wire.wire_support import in_loop
 
 MOST = 1 << 20

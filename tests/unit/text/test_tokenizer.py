@@ -13,6 +13,7 @@ from cluster.core.errors import InvalidRequest, ModelError
 from cluster.text.chat import MAX_MESSAGES, ChatMessage, ChatTemplate
 from cluster.text.folder import GenerationDefaults, read_text_config
 from cluster.text.tokenizer import Tokenizer
+from cluster.text.toolong import TooManyTokens
 from tests.unit.text.text_folders import CHATML, CONTROL_TOKENS, write_json
 
 CONVERSATION = [
@@ -151,6 +152,27 @@ def test_what_a_template_refuses_is_the_requests_fault(source: str) -> None:
     template = ChatTemplate(source, {}, [], Path("chat_template.jinja"))
     with pytest.raises(InvalidRequest, match="chat template"):
         template.render([ChatMessage("user", "hi")])
+
+
+def test_a_prompt_that_is_too_long_is_counted_and_not_told(byte_level: Tokenizer) -> None:
+    turns = [ChatMessage("user", "hi")]
+    for encode, prompt in ((byte_level.encode, "abc"), (byte_level.encode_chat, turns)):
+        ids = encode(prompt)
+        assert encode(prompt, most=len(ids)) == ids
+        with pytest.raises(TooManyTokens) as caught:
+            encode(prompt, most=len(ids) - 1)
+        assert caught.value.count == len(ids)
+
+
+def test_control_tokens_in_a_message_count_before_it_is_rendered() -> None:
+    """Each becomes a segment, which the tokenizer is asked for by itself."""
+    template = ChatTemplate("{{ 1 // 0 }}", {}, CONTROL_TOKENS, Path("chat_template.jinja"))
+    turns = [ChatMessage("user", CONTROL_TOKENS[0] * 3), ChatMessage("user", CONTROL_TOKENS[1])]
+    with pytest.raises(TooManyTokens) as caught:
+        template.render(turns, 3)
+    assert caught.value.count == 4
+    with pytest.raises(InvalidRequest, match="chat template"):
+        template.render(turns, 4)
 
 
 def test_no_template_no_chat(families: dict[str, Tokenizer]) -> None:
