@@ -44,7 +44,7 @@ class HeadwayTarget:
         self._max_len = 0
 
     async def open(self, seed: int) -> None:
-        first = self._connect()
+        first = self._connection.aio_channel()
         self._channels = [first]
         inference = inference_pb2_grpc.InferenceStub(first)  # type: ignore[no-untyped-call]
         self._admin = admin_pb2_grpc.AdminStub(first)  # type: ignore[no-untyped-call]
@@ -57,7 +57,7 @@ class HeadwayTarget:
             raise HeadwayError(f"{self._spec.address}: {from_rpc_error(error)}") from error
         if status.peers:
             connections = CONNECTIONS_PER_ROUTER * (1 + len(status.peers))
-            self._channels += [self._connect() for _ in range(connections - 1)]
+            self._channels += [self._connection.aio_channel() for _ in range(connections - 1)]
             await self._all_ready()
         stubs = [inference_pb2_grpc.InferenceStub(channel) for channel in self._channels]  # type: ignore[no-untyped-call]
         self._turns = itertools.cycle(stubs)
@@ -74,13 +74,6 @@ class HeadwayTarget:
                 f"{self._spec.address}: not all of {len(self._channels)} connections were up "
                 f"within {PREPARE_TIMEOUT_S:g} s; does one of the routers hang?"
             ) from error
-
-    def _connect(self) -> grpc.aio.Channel:
-        credentials = self._connection.credentials()
-        address, options = self._spec.address, self._connection.options()
-        if credentials is None:
-            return grpc.aio.insecure_channel(address, options)
-        return grpc.aio.secure_channel(address, credentials, options)
 
     def new_units(self, request: PlannedRequest) -> Units:
         return self._prompts.make(request)

@@ -19,8 +19,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -29,6 +27,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from headway import messages
+from headway.connection import DEFAULT_ADDRESS, Connection
 from headway.errors import (
     Cancelled,
     ClientError,
@@ -83,60 +82,9 @@ __all__ = [
     "Status",
 ]
 
-DEFAULT_ADDRESS = "127.0.0.1:50051"
 READY_POLL_S = 0.2
 FORGET_TIMEOUT_S = 2.0
 """A request that is given up should be freed at once; it expires by itself if nobody answers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Connection:
-    """How to reach a server.
-
-    api_key: sent with every call; never send one without TLS over a network that others share.
-    ca_file: PEM with the certificate that signed the server's; turns TLS on. tls_name: the name in
-    the server's certificate when it is not the host of the address.
-    """
-
-    address: str = DEFAULT_ADDRESS
-    api_key: str | None = field(default=None, repr=False)
-    ca_file: Path | None = None
-    tls_name: str | None = None
-
-    def metadata(self) -> tuple[tuple[str, str], ...]:
-        return (("authorization", f"Bearer {self.api_key}"),) if self.api_key else ()
-
-    def credentials(self) -> grpc.ChannelCredentials | None:
-        """None means plain text."""
-        if self.ca_file is None:
-            return None
-        return grpc.ssl_channel_credentials(self.ca_file.read_bytes())
-
-    def options(self) -> list[tuple[str, Any]]:
-        options: list[tuple[str, Any]] = [
-            # Answers are as long as they are; the server limits requests.
-            ("grpc.max_receive_message_length", -1),
-            # gRPC would share one connection between all clients of a process that go to the same
-            # address. Where routers share it, all of them would be served by one, and die with it.
-            ("grpc.use_local_subchannel_pool", 1),
-            # A server that vanished without a word (power, cable) is noticed within 8 s, also
-            # before the first token: a resumable stream then goes on elsewhere. Not sooner: a ping
-            # may wait behind a prompt that is being sent over a slow line.
-            ("grpc.keepalive_time_ms", 3_000),
-            ("grpc.keepalive_timeout_ms", 5_000),
-            # This one decides when an unanswered ping ends the connection; its default is a minute.
-            ("grpc.http2.ping_timeout_ms", 5_000),
-            ("grpc.http2.max_pings_without_data", 0),
-            # Try again soon after a restart; the default waits up to two minutes.
-            ("grpc.initial_reconnect_backoff_ms", 200),
-            # A router that hangs takes the connection and says nothing: the next one is tried. Not
-            # sooner: a process that is busy with other streams may take two seconds to connect.
-            ("grpc.min_reconnect_backoff_ms", 3_000),
-            ("grpc.max_reconnect_backoff_ms", 2_000),
-        ]
-        if self.tls_name is not None:
-            options.append(("grpc.ssl_target_name_override", self.tls_name))
-        return options
 
 
 class Client:
@@ -149,11 +97,7 @@ class Client:
     def __init__(self, connection: str | Connection = DEFAULT_ADDRESS) -> None:
         if isinstance(connection, str):
             connection = Connection(connection)
-        credentials, options = connection.credentials(), connection.options()
-        if credentials is None:
-            self._channel = grpc.insecure_channel(connection.address, options)
-        else:
-            self._channel = grpc.secure_channel(connection.address, credentials, options)
+        self._channel = connection.channel()
         self._metadata = connection.metadata()
         self._inference = inference_pb2_grpc.InferenceStub(self._channel)  # type: ignore[no-untyped-call]
         self._admin = admin_pb2_grpc.AdminStub(self._channel)  # type: ignore[no-untyped-call]
@@ -330,11 +274,7 @@ class AsyncClient:
     def __init__(self, connection: str | Connection = DEFAULT_ADDRESS) -> None:
         if isinstance(connection, str):
             connection = Connection(connection)
-        credentials, options = connection.credentials(), connection.options()
-        if credentials is None:
-            self._channel = grpc.aio.insecure_channel(connection.address, options)
-        else:
-            self._channel = grpc.aio.secure_channel(connection.address, credentials, options)
+        self._channel = connection.aio_channel()
         self._metadata = connection.metadata()
         self._inference = inference_pb2_grpc.InferenceStub(self._channel)  # type: ignore[no-untyped-call]
         self._admin = admin_pb2_grpc.AdminStub(self._channel)  # type: ignore[no-untyped-call]
