@@ -81,8 +81,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _verdict(best: Candidate, reached: bool, args: argparse.Namespace) -> str:
+    """Options of `headway serve` and `headway deploy`, and what they reach."""
     summary = best.summary
-    setting = f"--engines {best.engines} --budget {best.budget} --max-num-seqs {best.max_num_seqs}"
+    setting = (
+        f"--engines {best.engines} --max-num-batched-tokens {best.budget} "
+        f"--max-num-seqs {best.max_num_seqs}"
+    )
     if reached:
         return f"{setting}: {summary.slo_met_percent:.2f}% of requests within the objectives"
     return (
