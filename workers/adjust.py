@@ -15,6 +15,7 @@ import torch
 
 from cluster.core.sampling import SamplingParams
 from workers.history import TokenHistory
+from workers.named import NO_IDS, NamedIds
 
 
 class Adjustable(Protocol):
@@ -29,6 +30,9 @@ class Adjustable(Protocol):
     @property
     def history(self) -> TokenHistory | None: ...
 
+    @property
+    def named(self) -> NamedIds | None: ...
+
 
 def adjusted(logits: torch.Tensor, draws: Sequence[Adjustable]) -> torch.Tensor:
     """Logits as the requests want them, [rows, vocab], in fp32 unless none of them wants anything;
@@ -41,12 +45,15 @@ def adjusted(logits: torch.Tensor, draws: Sequence[Adjustable]) -> torch.Tensor:
     scores = logits.to(torch.float32)
     if scores is logits:
         scores = scores.clone()
-    _add_bias(scores, draws)
+    vocab = scores.shape[1]
+    named = [_named(draw, vocab) for draw in draws]
+    _add_bias(scores, named)
     _penalise(scores, draws)
-    _forbid_stops(scores, draws)
-    for row, draw in enumerate(draws):
-        if draw.params.allowed_token_ids:
-            _allow_only(scores[row], draw.params.allowed_token_ids)
+    early = [draw.output_index < draw.params.min_tokens for draw in draws]
+    _forbid(scores, [ids.stops if soon else None for ids, soon in zip(named, early, strict=True)])
+    for row, ids in enumerate(named):
+        if ids.allowed is not None:
+            _allow_only(scores[row], ids.allowed)
     return scores
 
 
@@ -56,19 +63,17 @@ def _touches(draw: Adjustable) -> bool:
     return bool(bans or params.logit_bias or params.penalises)
 
 
-def _add_bias(scores: torch.Tensor, draws: Sequence[Adjustable]) -> None:
-    vocab = scores.shape[1]
-    entries = [
-        (row, token_id, bias)
-        for row, draw in enumerate(draws)
-        for token_id, bias in draw.params.logit_bias
-        if token_id < vocab
-    ]
-    if entries:
-        rows, ids, biases = (
-            torch.tensor(part, device=scores.device) for part in zip(*entries, strict=True)
-        )
-        scores[rows, ids] += biases.to(scores.dtype)
+def _named(draw: Adjustable, vocab: int) -> NamedIds:
+    if draw.named is not None:
+        return draw.named
+    return NamedIds(draw.params, vocab) if draw.params.names_ids else NO_IDS
+
+
+def _add_bias(scores: torch.Tensor, named: Sequence[NamedIds]) -> None:
+    at = _entries(scores, [ids.bias_ids for ids in named])
+    if at is not None:
+        biases = np.concatenate([ids.biases for ids in named if ids.biases is not None])
+        scores[at] += torch.from_numpy(biases).to(scores.device)
 
 
 def _penalise(scores: torch.Tensor, draws: Sequence[Adjustable]) -> None:
@@ -103,28 +108,29 @@ def _penalise(scores: torch.Tensor, draws: Sequence[Adjustable]) -> None:
     scores[at] = values
 
 
-def _forbid_stops(scores: torch.Tensor, draws: Sequence[Adjustable]) -> None:
-    vocab = scores.shape[1]
-    entries = [
-        (row, token_id)
-        for row, draw in enumerate(draws)
-        if draw.output_index < draw.params.min_tokens
-        for token_id in draw.params.stop_token_ids
-        if token_id < vocab
-    ]
-    if entries:
-        rows, ids = (
-            torch.tensor(part, device=scores.device) for part in zip(*entries, strict=True)
-        )
-        values = scores[rows, ids]
-        scores[rows, ids] = _banned(values)
+def _forbid(scores: torch.Tensor, ids: Sequence[np.ndarray | None]) -> None:
+    at = _entries(scores, ids)
+    if at is not None:
+        scores[at] = _banned(scores[at])
 
 
-def _allow_only(row: torch.Tensor, allowed: tuple[int, ...]) -> None:
-    ids = torch.tensor([i for i in allowed if i < len(row)], device=row.device, dtype=torch.int64)
+def _allow_only(row: torch.Tensor, allowed: np.ndarray) -> None:
+    ids = torch.from_numpy(allowed).to(row.device)
     kept = row[ids]
     row.copy_(_banned(row))
     row[ids] = kept
+
+
+def _entries(
+    scores: torch.Tensor, ids: Sequence[np.ndarray | None]
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Index of the named entries of all rows, row by row; None if there are none."""
+    sizes = [0 if one is None else len(one) for one in ids]
+    if not any(sizes):
+        return None
+    rows = np.repeat(np.arange(len(ids)), sizes)
+    columns = np.concatenate([one for one in ids if one is not None])
+    return torch.from_numpy(rows).to(scores.device), torch.from_numpy(columns).to(scores.device)
 
 
 def _banned(values: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ import torch
 from cluster.core.sampling import SamplingParams, counter_key
 from workers.adjust import adjusted
 from workers.history import TokenHistory
+from workers.named import NamedIds
 from workers.nucleus import Filters, draw_filtered
 from workers.race import draw_unfiltered, largest
 from workers.upload import upload
@@ -28,12 +29,14 @@ FAILED_TOKEN = -1
 class Draw(NamedTuple):
     """One row to draw: its parameters and the output index of the token, from 0.
 
-    history: the tokens before it; needed where the parameters penalise.
+    history: the tokens before it; needed where the parameters penalise. named: what the parameters
+    name of the vocabulary; made of them for this draw where it is not given.
     """
 
     params: SamplingParams
     output_index: int
     history: TokenHistory | None = None
+    named: NamedIds | None = None
 
 
 class Drawn(NamedTuple):

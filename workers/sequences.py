@@ -11,6 +11,7 @@ from cluster.core.ids import NULL_BLOCK, BlockId, SequenceId, TokenId
 from cluster.core.plan import NewSequence
 from cluster.core.sampling import SamplingParams
 from workers.history import TokenHistory
+from workers.named import NamedIds
 
 UNREAD_TOKEN = -1
 """Stands for an id that was sampled but has not been read from the device yet."""
@@ -50,6 +51,7 @@ class SequenceTable:
         self._prompt_len = [0] * max_num_seqs
         self._sampling: list[SamplingParams | None] = [None] * max_num_seqs
         self._histories: dict[int, TokenHistory] = {}
+        self._named: dict[int, NamedIds] = {}
         self._scored: set[int] = set()
         self._lane_of: dict[SequenceId, int] = {}
         self._free = list(range(max_num_seqs - 1, -1, -1))
@@ -88,6 +90,8 @@ class SequenceTable:
         self._sampling[lane] = new.sampling
         if new.sampling.prompt_logprobs is not None:
             self._scored.add(lane)
+        if new.sampling.names_ids:
+            self._named[lane] = NamedIds(new.sampling, self._vocab)
         if new.sampling.penalises:
             self._histories[lane] = TokenHistory(tokens[: new.prompt_len], tokens[new.prompt_len :])
 
@@ -101,6 +105,7 @@ class SequenceTable:
         self._sampling[lane] = None
         self._stays[lane] += 1
         self._histories.pop(lane, None)
+        self._named.pop(lane, None)
         self._scored.discard(lane)
         self._free.append(lane)
 
@@ -162,10 +167,13 @@ class SequenceTable:
         params = self._sampling[lane]
         return None if params is None else params.prompt_logprobs
 
-    def sampling(self, lane: int) -> tuple[SamplingParams, int, TokenHistory | None]:
-        """Parameters, index of the next output token, and where needed the tokens before it."""
+    def sampling(
+        self, lane: int
+    ) -> tuple[SamplingParams, int, TokenHistory | None, NamedIds | None]:
+        """Parameters, index of the next output token, and where needed the tokens before it and the
+        ids that the parameters name."""
         params = self._sampling[lane]
         if params is None:
             raise RuntimeError(f"lane {lane} holds no sequence")
         index = self._lengths[lane] - self._prompt_len[lane]
-        return params, index, self._histories.get(lane)
+        return params, index, self._histories.get(lane), self._named.get(lane)

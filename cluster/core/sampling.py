@@ -87,6 +87,12 @@ class SamplingParams:
             or (self.frequency_penalty != 0.0)
         )
 
+    @property
+    def names_ids(self) -> bool:
+        """Whether there are ids whose logits are changed, whatever came before."""
+        bans = self.allowed_token_ids or (self.min_tokens and self.stop_token_ids)
+        return bool(bans or self.logit_bias)
+
     def _violations(self) -> list[FieldViolation | None]:
         return [
             _integer("max_tokens", self.max_tokens, 1, (1 << 31) - 2),

@@ -12,13 +12,17 @@ from cluster.core.outcome import FinishReason
 from cluster.gateway import mapping
 from cluster.gateway.calls import Call
 from cluster.metrics.router import StreamMeter
-from cluster.router.stream import GenerationRequest, TokenStream
+from cluster.router.stream import GenerationRequest, TokenBatch, TokenStream
 from cluster.text.detokenize import IncrementalDetokenizer
 from cluster.text.pipeline import OutputText, StopRules
 from cluster.text.stop import StopStrings
 from headway.v1 import inference_pb2
 
 Send: TypeAlias = Callable[[inference_pb2.GenerateEvent], Awaitable[None]]
+TURN_TOKENS = 64
+"""Tokens that are detokenised before others have their turn; those of a long log may be 100,000."""
+TURN_SCORES = 4096
+"""Log-probabilities of a message that the event loop makes; larger ones are made in a thread."""
 
 
 class Output:
@@ -36,12 +40,21 @@ class Output:
         self._tokens = 0
         call.timings.append(stream.timing)
 
-    async def send_all(self, detokenizer: IncrementalDetokenizer, send: Send) -> None:
-        """The one path of an output, new or resumed: every event goes to `send`, in order."""
+    async def catch_up(self, detokenizer: IncrementalDetokenizer) -> OutputText:
+        """Where the text of what was delivered before ends; the reader has it."""
+        output, delivered = (
+            OutputText(detokenizer, _rules(self._request)),
+            self._request.emitted_ids,
+        )
+        for first in range(0, len(delivered), TURN_TOKENS):
+            output.feed(delivered[first : first + TURN_TOKENS])
+            await asyncio.sleep(0)
+        return output
+
+    async def send_all(self, output: OutputText, send: Send) -> None:
+        """The one path of an output, new or resumed: every event goes to `send`, in order.
+        output: from catch_up()."""
         request, stream = self._request, self.stream
-        output = OutputText(detokenizer, _rules(request))
-        # What was delivered before: the reader has its text.
-        output.feed(request.emitted_ids)
         reason, matched = await self._pump(output, send)
         timing = stream.timing
         if timing.total_s is None:
@@ -77,7 +90,7 @@ class Output:
                 self._call.output_tokens += piece.accepted
                 if piece.accepted:
                     self._meter.tokens(piece.accepted, time.monotonic())
-                await send(mapping.delta_event(batch, piece.accepted, text, choice))
+                await send(await _delta(batch, piece.accepted, text, choice))
             if reason is not None:
                 return reason, matched
 
@@ -92,8 +105,10 @@ async def send_outputs(
 ) -> None:
     """Every output to its end, side by side, their events in the order in which they come about.
     The first that fails ends all of them, with its error."""
+    # One after the other: a call gets one share of the loop, however many outputs it has.
+    texts = [await output.catch_up(detokenizer()) for output in outputs]
     if len(outputs) == 1:
-        await outputs[0].send_all(detokenizer(), send)
+        await outputs[0].send_all(texts[0], send)
         return
     turn = asyncio.Lock()
 
@@ -103,7 +118,10 @@ async def send_outputs(
         async with turn:
             await send(event)
 
-    tasks = [asyncio.create_task(o.send_all(detokenizer(), in_turn)) for o in outputs]
+    tasks = [
+        asyncio.create_task(output.send_all(text, in_turn))
+        for output, text in zip(outputs, texts, strict=True)
+    ]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         for task in tasks:
@@ -113,6 +131,15 @@ async def send_outputs(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _delta(
+    batch: TokenBatch, accepted: int, text: str, choice: int
+) -> inference_pb2.GenerateEvent:
+    scores = sum(1 + len(score.top) for score in batch.prompt_logprobs)
+    if scores <= TURN_SCORES:
+        return mapping.delta_event(batch, accepted, text, choice)
+    return await asyncio.to_thread(mapping.delta_event, batch, accepted, text, choice)
 
 
 def _rules(request: GenerationRequest) -> StopRules:

@@ -17,7 +17,9 @@ from cluster.engine.core import ConnectionId, Scores, StreamKey
 from cluster.hop.messages import Keep, KeptLog, Submit
 
 MAX_LOGS = 4096
-"""Oldest go first beyond this; what is kept is a few kilobytes each."""
+"""Oldest go first beyond this, or beyond MAX_NUMBERS."""
+MAX_NUMBERS = 1 << 24
+"""Ids and log-probabilities in all logs together, at most; some forty bytes each."""
 
 
 @dataclass(slots=True)
@@ -28,6 +30,8 @@ class _Entry:
     key: StreamKey | None
     """Where it is being produced; None once nobody produces it any more."""
     scores: Scores
+    numbers: int
+    """Ids and log-probabilities in it."""
     finish: FinishReason | None = None
     expires_s: float = 0.0
 
@@ -39,6 +43,7 @@ class LogKeeper:
         self._clock = clock
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._by_key: dict[StreamKey, str] = {}
+        self._numbers = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -50,10 +55,13 @@ class LogKeeper:
             return
         self.forget(keep.token)
         emitted = list(message.emitted_ids)
-        self._entries[keep.token] = _Entry(message, keep, emitted, key, Scores([], []))
+        numbers = _numbers_of(message)
+        self._entries[keep.token] = _Entry(message, keep, emitted, key, Scores([], []), numbers)
         self._by_key[key] = keep.token
+        self._numbers += numbers
         while len(self._entries) > MAX_LOGS:
-            self.forget(next(iter(self._entries)))
+            self._forget_oldest()
+        self._make_room()
 
     def extend(
         self,
@@ -68,18 +76,23 @@ class LogKeeper:
             return
         entry = self._entries[token]
         entry.emitted += token_ids
+        more = len(token_ids)
         if scores is not None:
             entry.scores.output.extend(scores.output)
             entry.scores.prompt.extend(scores.prompt)
+            more += sum(2 + 2 * len(score.top) for part in scores for score in part)
+        entry.numbers += more
+        self._numbers += more
         if finish is not None:
             entry.finish = finish
             self._orphan(entry)
+        self._make_room()
 
     def drop(self, key: StreamKey) -> None:
         """The router has taken the stream back, or it has failed: its log is elsewhere or over."""
-        token = self._by_key.pop(key, None)
+        token = self._by_key.get(key)
         if token is not None:
-            del self._entries[token]
+            self.forget(token)
 
     def lose(self, connection: ConnectionId) -> None:
         """A router is gone: its streams are kept for their window."""
@@ -89,7 +102,10 @@ class LogKeeper:
     def forget(self, token: str) -> None:
         """Nobody will ask for it. Idempotent."""
         entry = self._entries.pop(token, None)
-        if entry is not None and entry.key is not None:
+        if entry is None:
+            return
+        self._numbers -= entry.numbers
+        if entry.key is not None:
             self._by_key.pop(entry.key, None)
 
     def adopt(self, token: str) -> tuple[KeptLog, StreamKey | None] | None:
@@ -118,10 +134,25 @@ class LogKeeper:
         now = self._clock()
         late = [t for t, e in self._entries.items() if e.key is None and e.expires_s <= now]
         for token in late:
-            del self._entries[token]
+            self.forget(token)
+
+    def _make_room(self) -> None:
+        # The newest stays: it is bounded by the context.
+        while self._numbers > MAX_NUMBERS and len(self._entries) > 1:
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        self.forget(next(iter(self._entries)))
 
     def _orphan(self, entry: _Entry) -> None:
         if entry.key is not None:
             self._by_key.pop(entry.key, None)
             entry.key = None
         entry.expires_s = self._clock() + entry.keep.window_s
+
+
+def _numbers_of(submit: Submit) -> int:
+    sampling = submit.sampling
+    named = len(sampling.allowed_token_ids) + 2 * len(sampling.logit_bias)
+    # The emitted ids twice: as they came, and as they go on.
+    return len(submit.prompt_ids) + 2 * len(submit.emitted_ids) + named

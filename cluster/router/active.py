@@ -15,6 +15,10 @@ from cluster.hop.link import EngineLink
 from cluster.hop.messages import Tokens
 from cluster.router.stream import GenerationRequest, StreamTiming, TokenBatch
 
+MAX_BATCH = 256
+"""Tokens that a reader is given at once. A log that is read again may have 100,000, each with 21
+log-probabilities: made into one message, they would hold the event loop, and others' tokens."""
+
 
 class Producer:
     """The engine that works on a log right now: link, stream id there, and the log's epoch."""
@@ -192,9 +196,9 @@ class ActiveStream:
 
     def _take(self) -> TokenBatch:
         first = self._delivered
-        ids = self.log.emitted[first:]
+        ids = self.log.emitted[first : first + MAX_BATCH]
         self._delivered += len(ids)
-        finish: FinishReason | None = self.log.finish
+        finish: FinishReason | None = None if self.unread else self.log.finish
         self._on_reader(self)
         return TokenBatch(
             first,

@@ -90,7 +90,8 @@ class TokenStream(Protocol):
         not kept."""
 
     async def next(self) -> TokenBatch:
-        """All tokens that have come since the last call; waits for the first.
+        """The tokens that have come since the last call, or the first of them if they are very
+        many; waits for one.
 
         After a batch with `finish` the stream is over and next() must not be called again.
         Raises the HeadwayError that ended the stream: Unavailable, SequenceFailed, SlowReader, ...

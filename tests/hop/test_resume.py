@@ -10,7 +10,8 @@ import pytest
 
 from cluster.core.errors import InvalidRequest, ResumedElsewhere, UnknownResumeToken
 from cluster.core.outcome import DrainOrder, LossCause
-from cluster.engine.core import StreamKey
+from cluster.core.plan import TokenLogprob
+from cluster.engine.core import Scores, StreamKey
 from cluster.hop.keeper import LogKeeper
 from cluster.hop.link import LinkSettings
 from cluster.hop.messages import Keep, Submit
@@ -323,6 +324,27 @@ def test_kept_streams_survive_relief_and_engine_loss():
                 assert ids + await rest(resumed.stream, len(ids)) == expected(one)
 
     run(scenario())
+
+
+def test_the_keeper_holds_no_more_numbers_than_it_may():
+    """Few logs may be as large as many: 65,536 allowed ids, long prompts, log-probabilities."""
+    from cluster.hop import keeper as module
+
+    it = LogKeeper()
+    allowed = replace(request(1).sampling, allowed_token_ids=tuple(range(1 << 16)))
+    most = module.MAX_NUMBERS // (1 << 16)
+    for number in range(most + 10):
+        keep = Keep(f"t{number}", 5.0, "r", [], "")
+        it.begin(StreamKey(1, number), Submit(number, [1], [], allowed, keep=keep))
+    assert most - 10 < len(it) < most
+    # What is produced counts too, and the oldest go for it.
+    before, newest = len(it), StreamKey(1, most + 9)
+    score = TokenLogprob(7, -1.0, [(7, -1.0)] * 20)
+    for _ in range(100):
+        it.extend(newest, [7] * 4096, None, Scores([score] * 4096, []))
+    assert len(it) == 1 < before
+    assert it.adopt(f"t{most + 9}") is not None
+    assert len(it) == it._numbers == 0
 
 
 def test_the_keeper_is_bounded_and_expires():

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from cluster.core.errors import SlowReader
 from cluster.core.outcome import FinishReason
+from cluster.core.plan import TokenLogprob
 from cluster.core.sampling import SamplingParams
+from cluster.gateway import mapping
 from cluster.gateway.calls import Call
 from cluster.gateway.outputs import Output, send_outputs
 from cluster.metrics.router import NoStreamMeter
@@ -30,6 +34,7 @@ class Counted:
         self.timing = StreamTiming()
         self.read = 0
         self.left = False
+        self.prompt: list[TokenLogprob] = []
         self._length = length
         self._error = error
 
@@ -38,7 +43,7 @@ class Counted:
             raise self._error
         self.read += 1
         finish = None if self._error or self.read < self._length else FinishReason.LENGTH
-        return TokenBatch(self.read - 1, [70], 1.0, finish)
+        return TokenBatch(self.read - 1, [70], 1.0, finish, prompt_logprobs=self.prompt)
 
     def leave(self) -> None:
         self.left = True
@@ -121,3 +126,53 @@ async def test_a_cancel_ends_every_reader(tokenizer: Tokenizer) -> None:
     read = [stream.read for stream in streams]
     await asyncio.sleep(0.01)
     assert [stream.read for stream in streams] == read
+
+
+@in_loop
+async def test_a_long_log_that_is_gone_on_with_leaves_the_loop_to_others(
+    tokenizer: Tokenizer,
+) -> None:
+    delivered = (70,) * 64 * 100
+    streams = [Counted(1) for _ in range(4)]
+    call = Call("Resume")
+    ready = [
+        Output(call, replace(REQUEST, choice=n, emitted_ids=delivered), stream, NoStreamMeter())
+        for n, stream in enumerate(streams)
+    ]
+
+    async def send(event: inference_pb2.GenerateEvent) -> None: ...
+
+    work = asyncio.ensure_future(send_outputs(ready, tokenizer.detokenizer, send))
+    turns = 0
+    while not work.done():
+        turns += 1
+        await asyncio.sleep(0)
+    await work
+    assert turns >= 4 * 100, "64 tokens of one output in a turn"
+
+
+@in_loop
+async def test_very_many_log_probabilities_are_made_into_a_message_elsewhere(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+    made = mapping.delta_event
+
+    def noting(*args: Any) -> inference_pb2.GenerateEvent:
+        threads.append(threading.current_thread().name)
+        return made(*args)
+
+    monkeypatch.setattr(mapping, "delta_event", noting)
+    score = TokenLogprob(7, -1.0, [(7, -1.0)] * 20)
+    for prompt_tokens in (10, 10_000):
+        stream = Counted(1)
+        stream.prompt = [score] * prompt_tokens
+        sent: list[inference_pb2.GenerateEvent] = []
+
+        async def send(event: inference_pb2.GenerateEvent) -> None:
+            sent.append(event)  # noqa: B023
+
+        await send_outputs(outputs(stream), tokenizer.detokenizer, send)
+        assert len(sent[0].delta.prompt_logprobs) == prompt_tokens
+    first, second = threads
+    assert first == threading.current_thread().name != second

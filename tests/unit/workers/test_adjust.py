@@ -12,10 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.core.errors import InvalidRequest
+from cluster.core.plan import NewSequence
 from cluster.core.sampling import SamplingParams
+from workers import adjust, sequences
 from workers.adjust import adjusted
 from workers.history import TokenHistory
 from workers.sampler import FAILED_TOKEN, Draw, sample
+from workers.sequences import SequenceTable
 
 VOCAB = 40
 INF = float("inf")
@@ -28,6 +31,33 @@ def params(**values) -> SamplingParams:
 def draw(p: SamplingParams, prompt: list[int], output: list[int]) -> Draw:
     history = TokenHistory(np.array(prompt, np.int32), np.array(output, np.int32))
     return Draw(p, len(output), history if p.penalises else None)
+
+
+def test_a_sequence_names_its_ids_once(monkeypatch):
+    """65,536 allowed ids in 16 rows took a step of 20 ms to a second."""
+    table = SequenceTable(max_num_seqs=2, max_model_len=16, block_size=4, vocab=VOCAB)
+    p = params(
+        allowed_token_ids=(3, 5, VOCAB + 1),
+        logit_bias=((3, -1.5), (VOCAB, 9.0)),
+        min_tokens=2,
+        stop_token_ids=(5,),
+    )
+    table.admit(NewSequence(7, [1, 2, 3], 3, p))
+    table.admit(NewSequence(8, [1, 2, 3], 3, params()))
+    lane, other = table.grant(7, []), table.grant(8, [])
+    logits = torch.linspace(-1, 1, VOCAB).repeat(2, 1)
+    expected = adjusted(logits, [Draw(p, 0), Draw(params(), 0)])
+
+    def made_again(*_):
+        raise AssertionError("made in a step")
+
+    for module in (adjust, sequences):
+        monkeypatch.setattr(module, "NamedIds", made_again)
+    draws = [Draw(*table.sampling(lane)), Draw(*table.sampling(other))]
+    assert torch.equal(adjusted(logits[:1], draws[:1]), expected[:1])
+    assert draws[1].named is None
+    table.release(7)
+    assert not table._named
 
 
 def plain(logits: list[float], p: SamplingParams, prompt: list[int], output: list[int]):
