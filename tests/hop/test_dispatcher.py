@@ -8,9 +8,11 @@ import socket
 import pytest
 
 from cluster.core.errors import InvalidRequest, Overloaded, SlowReader, Unavailable
+from cluster.core.outcome import FinishReason
 from cluster.core.policies import BATCHING, PolicyChoice
 from cluster.hop import codec
 from cluster.hop.messages import PROTOCOL_VERSION, Goodbye, Hello, Submit
+from cluster.router.active import MAX_BATCH
 from cluster.router.dispatcher import DispatcherSettings
 from tests.hop.support import (
     SECRET,
@@ -22,6 +24,7 @@ from tests.hop.support import (
     settled,
     waits,
 )
+from tests.wire.wire_support import eventually
 
 
 def run(coroutine):
@@ -306,5 +309,24 @@ def test_junk_closes_its_own_connection_only(junk):
                 stranger.sendall(junk)
                 req = request(6)
                 assert await read_all(await dispatcher.open(req)) == expected(req)
+
+    run(scenario())
+
+
+def test_a_reader_that_comes_late_gets_a_long_log_in_pieces():
+    """Or one message would be as large as the context, with 21 log-probabilities for each token."""
+
+    async def scenario():
+        engine = Engine("a", num_blocks=110)
+        async with fleet(engine) as dispatcher:
+            asked = request(1, max_tokens=MAX_BATCH + 40)
+            stream = await dispatcher.open(asked)
+            await eventually(lambda: stream.log.finish is not None)
+            batches = [await stream.next(), await stream.next()]
+            assert [len(batch.token_ids) for batch in batches] == [MAX_BATCH, 40]
+            assert [batch.first_index for batch in batches] == [0, MAX_BATCH]
+            assert [batch.finish for batch in batches] == [None, FinishReason.LENGTH]
+            assert [i for batch in batches for i in batch.token_ids] == expected(asked)
+            await settled(engine)
 
     run(scenario())
