@@ -9,7 +9,7 @@ import pytest
 
 from cluster.core.errors import InvalidRequest, Overloaded
 from cluster.gateway.config import Limits
-from cluster.gateway.encoding import EncodePool
+from cluster.gateway.encoding import LARGE_CHARS, EncodePool
 from cluster.gateway.mapping import ChatPrompt, IdsPrompt, TextPrompt
 from cluster.text.chat import ChatMessage
 from cluster.text.tokenizer import Tokenizer
@@ -102,4 +102,21 @@ async def test_a_cancelled_call_gives_its_place_back_when_its_job_is_over(
         await pool.encode(TextPrompt("d"), MOST)
     slow.gate.set()
     assert await replaced == slow.encode("c")
+    pool.close()
+
+
+@in_loop
+async def test_large_texts_wait_for_each_other_and_nobody_for_them(slow: SlowTokenizer) -> None:
+    pool = EncodePool(slow, Limits(tokenizer_threads=1, tokenizer_queue=1))
+    large = (TextPrompt("a" * LARGE_CHARS), ChatPrompt((ChatMessage("user", "a" * LARGE_CHARS),)))
+    jobs = [asyncio.ensure_future(pool.encode(prompt, MOST)) for prompt in large]
+    await asyncio.sleep(0.02)
+    with pytest.raises(Overloaded):
+        await pool.encode(large[0], MOST)
+    turn = (ChatMessage("user", "hi"),)
+    assert await pool.encode(ChatPrompt(turn), MOST) == slow.encode_chat(turn)
+    assert not any(job.done() for job in jobs)
+    slow.gate.set()
+    text, chat = await asyncio.gather(*jobs)
+    assert len(text) == LARGE_CHARS < len(chat)
     pool.close()
