@@ -42,10 +42,8 @@ class Output:
 
     async def catch_up(self, detokenizer: IncrementalDetokenizer) -> OutputText:
         """Where the text of what was delivered before ends; the reader has it."""
-        output, delivered = (
-            OutputText(detokenizer, _rules(self._request)),
-            self._request.emitted_ids,
-        )
+        output = OutputText(detokenizer, _rules(self._request))
+        delivered = self._request.emitted_ids
         for first in range(0, len(delivered), TURN_TOKENS):
             output.feed(delivered[first : first + TURN_TOKENS])
             await asyncio.sleep(0)
