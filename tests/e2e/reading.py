@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from headway.client import AsyncClient, Delivery, Delta, Finished, Sampling
 from headway.errors import HeadwayRpcError
 
-KINDS = 12
+KINDS = 8
 """Different requests; every stream is one of them."""
 WINDOW_S = 60.0
 """For so long a client tries to go on with a stream that it has lost."""
@@ -18,7 +18,7 @@ WINDOW_S = 60.0
 
 def sampling(number: int) -> Sampling:
     return Sampling(
-        max_tokens=500 + (number * 97) % 400,
+        max_tokens=900 + (number * 97) % 400,
         temperature=float(number % 2),
         seed=number,
         ignore_eos=True,
@@ -42,66 +42,85 @@ class Read:
 
 
 async def read(target: str, number: int, window_s: float = WINDOW_S) -> Read:
-    """One stream to its end."""
+    """One stream to its end. On a channel of its own: where routers share an address, the kernel
+    deals connections out."""
     seen = Read(number)
-    await follow(target, seen, window_s)
+    async with AsyncClient(target) as client:
+        await follow(client, seen, window_s)
     return seen
 
 
-async def follow(target: str, seen: Read, window_s: float = WINDOW_S) -> None:
-    """Write down in `seen` what comes, as it comes. On a channel of its own: where routers share an
-    address, the kernel deals connections out."""
+async def follow(client: AsyncClient, seen: Read, window_s: float = WINDOW_S) -> None:
+    """Write down in `seen` what comes, as it comes."""
     number, before = seen.number, time.monotonic()
     delivery = Delivery(resume_window_s=window_s)
     try:
-        async with AsyncClient(target) as client:
-            stream = client.generate(prompt(number), sampling(number), delivery=delivery)
-            async for event in stream:
-                if isinstance(event, Delta):
-                    if event.first_index != len(seen.ids):
-                        seen.failure = f"token {event.first_index} after {len(seen.ids)}"
-                    seen.ids += event.token_ids
-                    now = time.monotonic()
-                    seen.longest_gap_s = max(seen.longest_gap_s, now - before)
-                    before = now
-                elif isinstance(event, Finished):
-                    seen.engines = list(event.engine_ids)
-                    seen.replays = event.replays
-                    if event.completion_tokens != len(seen.ids):
-                        seen.failure = f"{len(seen.ids)} tokens, told {event.completion_tokens}"
+        events = client.generate(prompt(number), sampling(number), delivery=delivery)
+        async for event in events:
+            if isinstance(event, Delta):
+                if event.first_index != len(seen.ids):
+                    seen.failure = f"token {event.first_index} after {len(seen.ids)}"
+                seen.ids += event.token_ids
+                now = time.monotonic()
+                seen.longest_gap_s = max(seen.longest_gap_s, now - before)
+                before = now
+            elif isinstance(event, Finished):
+                seen.engines = list(event.engine_ids)
+                seen.replays = event.replays
+                if event.completion_tokens != len(seen.ids):
+                    seen.failure = f"{len(seen.ids)} tokens, told {event.completion_tokens}"
     except HeadwayRpcError as error:
         seen.failure = f"{type(error).__name__}: {error}"
 
 
 class UnderWay:
-    """Requests 0, 1, ... read at once, all of them in mid-stream: what is broken now, breaks them.
+    """Requests 0, 1, ... read at once, each on a channel of its own, and all of them in mid-stream:
+    what is broken now, breaks them.
 
     A pause of fixed length would not do. How long a stream takes is the machine's affair, and a
     fault that comes after the last token is survived by anything.
     """
 
-    def __init__(self, target: str, count: int, window_s: float = WINDOW_S) -> None:
-        self._seen = [Read(number % KINDS) for number in range(count)]
-        self._tasks = [asyncio.create_task(follow(target, seen, window_s)) for seen in self._seen]
+    ATTEMPTS = 10
+
+    def __init__(self, target: str, count: int) -> None:
+        self._clients = [AsyncClient(target) for _ in range(count)]
+        self._seen: list[Read] = []
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def begun(self) -> None:
-        """Every stream has tokens, and none has all of them."""
-        while not all(seen.ids for seen in self._seen):
-            assert not self.over(), "a stream ended before all had begun: ask for more tokens"
-            await asyncio.sleep(0.005)
-        assert not self.over(), "a stream ended before all had begun: ask for more tokens"
-
-    def over(self) -> list[int]:
-        """Requests whose streams have ended."""
-        pairs = zip(self._seen, self._tasks, strict=True)
-        return [seen.number for seen, task in pairs if task.done()]
+        """Every stream has tokens, and none has all of them. Where the last began too late for
+        that, all begin again."""
+        # A process that is busy with streams may take seconds to connect.
+        await asyncio.gather(*(client.wait_ready(60.0) for client in self._clients))
+        for _ in range(self.ATTEMPTS):
+            self._start()
+            while not self._over() and not all(seen.ids for seen in self._seen):
+                await asyncio.sleep(0.005)
+            if not self._over():
+                return
+            await asyncio.gather(*self._tasks)
+        raise AssertionError("a stream was over before all had begun, each time")
 
     async def ended(self, expected: Sequence[Read]) -> list[Read]:
-        """All of them, once each has ended with the ids that request has in `expected`."""
+        """All of them, once each has ended with the ids that its request has in `expected`."""
+        if not self._tasks:
+            self._start()
         await asyncio.gather(*self._tasks)
+        await asyncio.gather(*(client.close() for client in self._clients))
         assert [seen.failure for seen in self._seen if seen.failure] == []
         assert [seen.ids for seen in self._seen] == [expected[s.number].ids for s in self._seen]
         return self._seen
+
+    def _start(self) -> None:
+        self._seen = [Read(number % KINDS) for number in range(len(self._clients))]
+        self._tasks = [
+            asyncio.create_task(follow(client, seen))
+            for client, seen in zip(self._clients, self._seen, strict=True)
+        ]
+
+    def _over(self) -> bool:
+        return any(task.done() for task in self._tasks)
 
 
 async def keep_reading(

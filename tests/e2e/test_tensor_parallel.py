@@ -23,7 +23,7 @@ STREAMS = 12
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_folder(tmp_path_factory.mktemp("model") / "tiny", max_len=1024)
+    return write_tiny_folder(tmp_path_factory.mktemp("model") / "tiny", max_len=2048)
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ CALLS = 6
 
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
-    folder: Path = write_tiny_folder(tmp_path_factory.mktemp("model") / "tiny", max_len=1024)
+    folder: Path = write_tiny_folder(tmp_path_factory.mktemp("model") / "tiny", max_len=2048)
     command = headway(
         *("serve", "--model", str(folder), "--address", "{address}"),
         *("--engines", "2", "--routers", "2"),
@@ -60,8 +60,9 @@ def test_a_killed_router_costs_its_streams_a_gap_and_no_token(app: App) -> None:
         routers = app.processes(ROUTER)
         assert len(routers) == 2
         streams = UnderWay(app.address, STREAMS)
-        calls = [asyncio.create_task(choices(app.address, n)) for n in range(CALLS)]
         await streams.begun()
+        calls = [asyncio.create_task(choices(app.address, n)) for n in range(CALLS)]
+        await asyncio.sleep(0.1)
         # Each of the streams has a connection, and the kernel deals them out.
         victim = max(routers, key=lambda router: connections_at(app.address, router))
         assert connections_at(app.address, victim) >= STREAMS // 2
