@@ -77,35 +77,35 @@ def _add_bias(scores: torch.Tensor, named: Sequence[NamedIds]) -> None:
 
 
 def _penalise(scores: torch.Tensor, draws: Sequence[Adjustable]) -> None:
-    rows: list[int] = []
-    held: list[TokenHistory] = []
-    for row, draw in enumerate(draws):
-        if not draw.params.penalises:
-            continue
-        if draw.history is None:
-            raise RuntimeError(f"row {row} has penalties but no history")
-        rows.append(row)
-        held.append(draw.history)
-    if not rows:
+    held = [_history_of(row, draw) for row, draw in enumerate(draws)]
+    at = _entries(scores, [None if history is None else history.ids for history in held])
+    if at is None:
         return
-    sizes = [len(history.ids) for history in held]
+    pairs = zip(draws, held, strict=True)
+    penalised = [(draw.params, history) for draw, history in pairs if history is not None]
+    sizes = [len(history.ids) for _, history in penalised]
 
     def per_entry(values: list[float]) -> torch.Tensor:
         repeated = np.repeat(np.array(values, dtype=np.float32), sizes)
         return torch.from_numpy(repeated).to(scores.device)
 
-    params = [draws[row].params for row in rows]
-    at = (
-        torch.from_numpy(np.repeat(np.array(rows), sizes)).to(scores.device),
-        torch.from_numpy(np.concatenate([h.ids for h in held])).to(scores.device),
-    )
-    counts = torch.from_numpy(np.concatenate([h.output_counts for h in held])).to(scores.device)
+    counts = np.concatenate([history.output_counts for _, history in penalised])
+    held_counts = torch.from_numpy(counts).to(scores.device)
     values = scores[at]
-    repetition = per_entry([p.repetition_penalty for p in params])
+    repetition = per_entry([p.repetition_penalty for p, _ in penalised])
     values = torch.where(values > 0, values / repetition, values * repetition)
-    values -= per_entry([p.frequency_penalty for p in params]) * counts
-    values -= per_entry([p.presence_penalty for p in params]) * (counts > 0)
+    values -= per_entry([p.frequency_penalty for p, _ in penalised]) * held_counts
+    values -= per_entry([p.presence_penalty for p, _ in penalised]) * (held_counts > 0)
     scores[at] = values
+
+
+def _history_of(row: int, draw: Adjustable) -> TokenHistory | None:
+    """None where nothing is penalised."""
+    if not draw.params.penalises:
+        return None
+    if draw.history is None:
+        raise RuntimeError(f"row {row} has penalties but no history")
+    return draw.history
 
 
 def _forbid(scores: torch.Tensor, ids: Sequence[np.ndarray | None]) -> None:

@@ -59,8 +59,6 @@ class LogKeeper:
         self._entries[keep.token] = _Entry(message, keep, emitted, key, Scores([], []), numbers)
         self._by_key[key] = keep.token
         self._numbers += numbers
-        while len(self._entries) > MAX_LOGS:
-            self._forget_oldest()
         self._make_room()
 
     def extend(
@@ -138,11 +136,8 @@ class LogKeeper:
 
     def _make_room(self) -> None:
         # The newest stays: it is bounded by the context.
-        while self._numbers > MAX_NUMBERS and len(self._entries) > 1:
-            self._forget_oldest()
-
-    def _forget_oldest(self) -> None:
-        self.forget(next(iter(self._entries)))
+        while len(self._entries) > (1 if self._numbers > MAX_NUMBERS else MAX_LOGS):
+            self.forget(next(iter(self._entries)))
 
     def _orphan(self, entry: _Entry) -> None:
         if entry.key is not None:
