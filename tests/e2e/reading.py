@@ -99,16 +99,15 @@ class UnderWay:
                 await asyncio.sleep(0.005)
             if not self._over():
                 return
-            await asyncio.gather(*self._tasks)
+            await self._all_over()
         raise AssertionError("a stream was over before all had begun, each time")
 
     async def ended(self, expected: Sequence[Read]) -> list[Read]:
         """All of them, once each has ended with the ids that its request has in `expected`."""
         if not self._tasks:
             self._start()
-        await asyncio.gather(*self._tasks)
+        await self._all_over()
         await asyncio.gather(*(client.close() for client in self._clients))
-        assert [seen.failure for seen in self._seen if seen.failure] == []
         assert [seen.ids for seen in self._seen] == [expected[s.number].ids for s in self._seen]
         return self._seen
 
@@ -118,6 +117,10 @@ class UnderWay:
             asyncio.create_task(follow(client, seen))
             for client, seen in zip(self._clients, self._seen, strict=True)
         ]
+
+    async def _all_over(self) -> None:
+        await asyncio.gather(*self._tasks)
+        assert [seen.failure for seen in self._seen if seen.failure] == []
 
     def _over(self) -> bool:
         return any(task.done() for task in self._tasks)
