@@ -31,13 +31,7 @@ def _health(args: argparse.Namespace) -> int:
 
     connection = common.connection_of(args)
     timeout_s = DEFAULT_TIMEOUT_S if args.timeout is None else args.timeout
-    credentials = connection.credentials()
-    channel = (
-        grpc.insecure_channel(args.address)
-        if credentials is None
-        else grpc.secure_channel(args.address, credentials)
-    )
-    with channel:
+    with connection.channel() as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:
             answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
